@@ -1,0 +1,54 @@
+"""Coterie: clustered attention for PyTorch.
+
+import coterie
+out = coterie.attention(q, k, v, coterie.Smyrf(rounds=4, cluster_size=64))
+"""
+
+from coterie import nn
+from coterie._version import __version__
+from coterie.engine import Attended, backends, grouped_attention
+from coterie.functional import attention, attention_varlen
+from coterie.mechanisms import (
+    Clustered,
+    Full,
+    ImprovedClustered,
+    Local,
+    Longformer,
+    Mechanism,
+    Reformer,
+    Routing,
+    Smyrf,
+    Tokens,
+    TopK,
+    as_mechanism,
+    list_mechanisms,
+    register,
+)
+from coterie.plan import Means, Plan, Round
+
+__all__ = [
+    "Attended",
+    "Clustered",
+    "Full",
+    "ImprovedClustered",
+    "Local",
+    "Longformer",
+    "Means",
+    "Mechanism",
+    "Plan",
+    "Reformer",
+    "Round",
+    "Routing",
+    "Smyrf",
+    "Tokens",
+    "TopK",
+    "__version__",
+    "as_mechanism",
+    "attention",
+    "attention_varlen",
+    "backends",
+    "grouped_attention",
+    "list_mechanisms",
+    "nn",
+    "register",
+]

@@ -1,0 +1,157 @@
+"""Checks and normal forms of what users pass: tensors, masks, offsets."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from coterie.errors import expect, expect_type
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+class Sizes(NamedTuple):
+    """The sizes of one attention call."""
+
+    batch: int
+    heads: int
+    key_heads: int
+    queries: int
+    keys: int
+
+
+def check_tensors(q: Tensor, k: Tensor, v: Tensor | None = None, *, enable_gqa: bool = True) -> Sizes:
+    """q (B, H, Nq, D), k (B, Hk, Nk, D) and v (B, Hk, Nk, Dv) must fit together."""
+    named = [("q", q), ("k", k)] + ([("v", v)] if v is not None else [])
+    for name, x in named:
+        expect_type(isinstance(x, Tensor), name, "a tensor", type(x).__name__)
+        expect_type(not x.is_nested, name, "a padded tensor", "a nested one")
+        expect(x.ndim == 4, name, "4 dimensions (batch, heads, length, dim)", tuple(x.shape))
+        expect_type(x.dtype in _DTYPES, name, "a dtype of " + ", ".join(map(str, _DTYPES)), x.dtype)
+        expect_type(x.dtype == q.dtype, name, f"the dtype of q, {q.dtype}", x.dtype)
+        expect(x.device == q.device, name, f"the device of q, {q.device}", x.device)
+        expect(x.shape[0] == q.shape[0], name, f"the batch size of q, {q.shape[0]}", x.shape[0])
+    expect(q.shape[3] > 0, "q", "a head dim ≥ 1", tuple(q.shape))
+    expect(k.shape[3] == q.shape[3], "k", f"the head dim of q, {q.shape[3]}", k.shape[3])
+    heads, key_heads = q.shape[1], k.shape[1]
+    if v is not None:
+        expect(v.shape[1] == key_heads, "v", f"the {key_heads} heads of k", v.shape[1])
+        expect(v.shape[2] == k.shape[2], "v", f"the length of k, {k.shape[2]}", v.shape[2])
+    if heads != key_heads:
+        expect(enable_gqa, "k", f"the {heads} heads of q (fewer need enable_gqa=True)", key_heads)
+        fits = key_heads > 0 and heads % key_heads == 0
+        expect(fits, "k", f"a number of heads that divides the {heads} of q", key_heads)
+    expect(heads > 0, "q", "at least one head", heads)
+    return Sizes(q.shape[0], heads, key_heads, q.shape[2], k.shape[2])
+
+
+def check_scale(scale: float | None, dim: int) -> float:
+    """The scale of the scores; 1/√D by default."""
+    if scale is None:
+        return 1.0 / math.sqrt(dim)
+    number = isinstance(scale, int | float) and not isinstance(scale, bool)
+    expect_type(number, "scale", "a number", type(scale).__name__)
+    expect(math.isfinite(scale), "scale", "a finite number", scale)
+    return float(scale)
+
+
+def check_dropout(dropout_p: float) -> None:
+    """A probability."""
+    number = isinstance(dropout_p, int | float) and not isinstance(dropout_p, bool)
+    expect_type(number, "dropout_p", "a number", type(dropout_p).__name__)
+    expect(0.0 <= dropout_p <= 1.0, "dropout_p", "a probability in [0, 1]", dropout_p)
+
+
+def check_flag(name: str, value: object) -> None:
+    """A bool, and nothing that merely looks like one."""
+    expect_type(isinstance(value, bool), name, "a bool", type(value).__name__)
+
+
+def check_token_mask(name: str, mask: Tensor | None, shape: tuple[int, int], device: torch.device) -> None:
+    """A (batch, length) bool mask, True for real tokens."""
+    if mask is None:
+        return
+    expect_type(isinstance(mask, Tensor), name, "a tensor", type(mask).__name__)
+    expect(tuple(mask.shape) == shape, name, f"shape {shape}", tuple(mask.shape))
+    expect_type(mask.dtype == torch.bool, name, "dtype torch.bool (True = real token)", mask.dtype)
+    expect(mask.device == device, name, f"device {device}", mask.device)
+
+
+def check_offset(causal_offset: int | Tensor | None, sizes: Sizes, device: torch.device) -> Tensor:
+    """(B,) int32: query i sits at key position i + offset. By default the last query is level with the last key."""
+    offset: object = sizes.keys - sizes.queries if causal_offset is None else causal_offset
+    if isinstance(offset, Tensor):
+        expect_type(
+            not (offset.is_floating_point() or offset.is_complex() or offset.dtype == torch.bool),
+            "causal_offset",
+            "an integer dtype",
+            offset.dtype,
+        )
+        shape = tuple(offset.shape)
+        expect(shape in ((), (sizes.batch,)), "causal_offset", f"shape () or ({sizes.batch},)", shape)
+        return offset.to(device=device, dtype=torch.int32).expand(sizes.batch)
+    expect_type(
+        isinstance(offset, int) and not isinstance(offset, bool),
+        "causal_offset",
+        "an int or an integer tensor",
+        type(offset).__name__,
+    )
+    return torch.full((sizes.batch,), offset, dtype=torch.int32, device=device)  # type: ignore[call-overload]
+
+
+class SplitMask(NamedTuple):
+    """An SDPA mask taken apart."""
+
+    key_mask: Tensor | None  # (B, Nk) bool
+    pair_mask: Tensor | None  # (B | 1, H | 1, Nq | 1, Nk | 1), bool or float
+
+
+def split_mask(attn_mask: Tensor | None, sizes: Sizes, q: Tensor) -> SplitMask:
+    """Tell a key mask, the fast path, from a mask of pairs, which is looked up where the plan needs it.
+
+    A mask of shape (B, Nk) or (B | 1, 1, 1, Nk) is a key mask. A float one masks the keys where it is −inf or the
+    lowest number of its dtype; if it says anything else about the other keys, it also stays a mask of pairs.
+    """
+    if attn_mask is None:
+        return SplitMask(None, None)
+    name = "attn_mask"
+    expect_type(isinstance(attn_mask, Tensor), name, "a tensor", type(attn_mask).__name__)
+    dtypes = {torch.bool, torch.float32, q.dtype}
+    expect_type(attn_mask.dtype in dtypes, name, f"torch.bool or {q.dtype}", attn_mask.dtype)
+    expect(attn_mask.device == q.device, name, f"the device of q, {q.device}", attn_mask.device)
+    batch, heads, queries, keys = sizes.batch, sizes.heads, sizes.queries, sizes.keys
+    shape = tuple(attn_mask.shape)
+    expect(1 <= len(shape) <= 4, name, "at most 4 dimensions", shape)
+    if len(shape) == 2 and shape == (batch, keys) and (batch != 1 or queries == 1):
+        expect(
+            batch != queries or queries == 1,
+            name,
+            f"a shape that can be told apart, ({batch}, 1, 1, {keys}) for keys or (1, 1, {queries}, {keys}) for pairs",
+            f"{shape}, which could be either as there are as many queries as samples",
+        )
+        mask = attn_mask[:, None, None, :]
+    else:
+        mask = attn_mask.reshape((1,) * (4 - len(shape)) + shape)
+    full = (batch, heads, queries, keys)
+    fits = all(got in (1, want) for got, want in zip(mask.shape, full, strict=True))
+    expect(fits, name, f"({batch}, {keys}) or a shape that broadcasts to {full}", shape)
+    if mask.shape[1:3] != (1, 1):
+        return SplitMask(None, mask)
+    if mask.dtype == torch.bool:
+        return SplitMask(mask[:, 0, 0].expand(batch, keys), None)
+    seen = (mask > torch.finfo(mask.dtype).min) | mask.isnan()
+    says_more = mask.requires_grad or bool((seen & (mask != 0)).any())
+    pair_mask = mask.masked_fill(~seen, float("-inf")) if says_more else None
+    return SplitMask(seen[:, 0, 0].expand(batch, keys), pair_mask)
+
+
+def autocast_tensors(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Under autocast, the tensors in its dtype, as scaled_dot_product_attention takes them; float64 stays."""
+    kind = tensors[0].device.type
+    if not torch.is_autocast_enabled(kind):
+        return tensors
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)

@@ -1,0 +1,220 @@
+"""grouped_attention: validate, form the virtual rows, dispatch to a backend, merge borrowed answers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from coterie.arguments import (
+    Sizes,
+    autocast_tensors,
+    check_dropout,
+    check_scale,
+    check_tensors,
+    check_token_mask,
+    split_mask,
+)
+from coterie.draws import fresh_seed
+from coterie.engine import reference
+from coterie.engine.reference import Settings
+from coterie.errors import expect, expect_choice, expect_type
+from coterie.plan import Duplicates, Means, Plan
+
+BACKENDS = ("auto", "reference", "native", "triton")
+_MISSING = {
+    "native": "the C++ engine for CPUs is not part of this version of Coterie",
+    "triton": "the Triton kernels for GPUs are not part of this version of Coterie",
+}
+
+
+class Attended(NamedTuple):
+    """What attention gives: the output, and the log of the softmax's denominator."""
+
+    out: Tensor
+    lse: Tensor
+
+
+def backends() -> dict[str, str]:
+    """Each backend and whether it can run here; if not, why.
+
+    >>> import coterie
+    >>> coterie.backends()["reference"]
+    'available'
+    """
+    return {"reference": "available", **_MISSING}
+
+
+def choose_backend(backend: str) -> str:
+    """The backend that runs; an explicit choice that cannot run is an error, never replaced by another."""
+    expect_choice("backend", backend, BACKENDS)
+    if backend in _MISSING:
+        raise RuntimeError(f"backend={backend!r} is not available: {_MISSING[backend]}.")
+    return "reference"
+
+
+def grouped_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    plan: Plan,
+    *,
+    attn_mask: Tensor | None = None,
+    key_mask: Tensor | None = None,
+    query_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+    duplicates: Duplicates | None = None,
+    backend: str = "auto",
+) -> Attended:
+    """Exact softmax attention over the pairs that a plan names; differentiable in q, k, v and a float mask.
+
+        out_i = Σ exp(s_ij) v_j / Σ exp(s_ij),   lse_i = log Σ exp(s_ij)
+
+    with s_ij = scale·q_i·k_j + bias + mask, over the multiset of keys j that query i meets in all rounds
+    (`duplicates="count"`) or over their union ("once"). A query that meets nobody gives 0 and −inf.
+
+    Args:
+        q, k, v: (B, H, Nq, D), (B, Hk, Nk, D), (B, Hk, Nk, Dv).
+        plan: who meets whom; checked before anything is computed.
+        attn_mask: any mask that `scaled_dot_product_attention` takes, looked up at the planned pairs only.
+        key_mask, query_mask: (B, Nk) and (B, Nq) bool, True for real tokens, on top of what the plan leaves out.
+        dropout_p: probability of dropping a pair's weight; the seed comes from PyTorch's generator.
+        scale: 1/√D by default.
+        duplicates: overrides the plan's own.
+        backend: "auto", "reference", "native" or "triton".
+
+    Returns:
+        `Attended(out, lse)`: (B, H, Nq, Dv) in the dtype of q, and (B, H, Nq) in float32 (float64 for float64).
+
+    Example:
+        >>> import coterie, torch
+        >>> q, k, v = torch.randn(3, 1, 4, 50, 8).unbind(0)
+        >>> plan = coterie.Full().plan(q, k)
+        >>> out, lse = coterie.grouped_attention(q, k, v, plan)
+        >>> dense = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        >>> torch.allclose(out, dense, atol=1e-6)
+        True
+    """
+    expect_type(isinstance(plan, Plan), "plan", "a coterie.Plan", type(plan).__name__)
+    q, k, v = autocast_tensors(q, k, v)
+    sizes = check_tensors(q, k, v)
+    check_plan(plan, sizes, q.device)
+    check_dropout(dropout_p)
+    scale = check_scale(scale, q.shape[-1])
+    check_token_mask("key_mask", key_mask, (sizes.batch, sizes.keys), q.device)
+    check_token_mask("query_mask", query_mask, (sizes.batch, sizes.queries), q.device)
+    if duplicates is not None:
+        expect_choice("duplicates", duplicates, ("count", "once"))
+        plan = replace(plan, duplicates=duplicates)
+    split = split_mask(attn_mask, sizes, q)
+    if split.key_mask is not None:
+        key_mask = split.key_mask if key_mask is None else key_mask & split.key_mask
+    check_means(plan, split.pair_mask, key_mask, query_mask)
+    choose_backend(backend)
+    plan.validate()
+    return execute(
+        q,
+        k,
+        v,
+        plan,
+        split.pair_mask,
+        scale=scale,
+        dropout_p=dropout_p,
+        key_mask=key_mask,
+        query_mask=query_mask,
+    )
+
+
+def execute(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    plan: Plan,
+    pair_mask: Tensor | None,
+    *,
+    scale: float,
+    dropout_p: float,
+    key_mask: Tensor | None,
+    query_mask: Tensor | None,
+) -> Attended:
+    """Run a checked call."""
+    seed = fresh_seed() if dropout_p > 0.0 else None
+    settings = Settings(plan, scale, dropout_p, seed, key_mask, query_mask)
+    with torch.autocast(q.device.type, enabled=False):
+        rows = (
+            _with_means(q, plan.query_means),
+            _with_means(k, plan.key_means),
+            _with_means(v, plan.key_means),
+        )
+        out, lse = _borrow(plan, *reference.attend(*rows, pair_mask, settings))
+    return Attended(out.to(q.dtype), lse)
+
+
+def check_plan(plan: Plan, sizes: Sizes, device: torch.device) -> None:
+    """The plan must be for tensors of these sizes."""
+    made_for = Sizes(plan.batch, plan.heads, plan.key_heads, plan.num_queries, plan.num_keys)
+    expect(made_for == sizes, "plan", f"a plan for {sizes}", made_for)
+    expect(plan.device == device, "plan", f"device {device}", plan.device)
+
+
+def check_means(plan: Plan, pair_mask: Tensor | None, key_mask: Tensor | None, query_mask: Tensor | None) -> None:
+    """What a plan with virtual rows cannot honour is refused, not ignored."""
+    if plan.query_means is None and plan.key_means is None:
+        return
+    expect(
+        pair_mask is None,
+        "attn_mask",
+        "a key mask, as this plan attends through means and a mean has no row or column in a mask of pairs",
+        None if pair_mask is None else tuple(pair_mask.shape),
+    )
+    for name, mask, means in (
+        ("key_mask", key_mask, plan.key_means),
+        ("query_mask", query_mask, plan.query_means),
+    ):
+        if mask is not None and means is not None:
+            expect(
+                not means.includes(~mask),
+                name,
+                "to be the mask that the plan's means were made with",
+                "another",
+            )
+
+
+def _with_means(x: Tensor, means: Means | None) -> Tensor:
+    """x with its segment means behind it, in the dtype of accumulation."""
+    if means is None:
+        return x
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    sizes = (means.stop - means.start).reshape(-1).long()
+    segment = torch.arange(sizes.numel(), device=x.device).repeat_interleave(sizes)
+    within = torch.arange(segment.numel(), device=x.device) - (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
+    head = segment // max(1, means.rows)
+    slots = means.start.reshape(-1).long()[segment] + within
+    member = means.order.reshape(-1, means.order.shape[-1])[head, slots] + head * x.shape[2]
+    rows = wide.reshape(-1, x.shape[-1]).index_select(0, member)
+    sums = torch.zeros(sizes.numel(), x.shape[-1], dtype=wide.dtype, device=x.device).index_add(0, segment, rows)
+    average = sums / sizes.clamp(min=1)[:, None]
+    return torch.cat([wide, average.view(*x.shape[:2], means.rows, x.shape[-1])], 2)
+
+
+def _borrow(plan: Plan, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+    """Merge each query's own answer with the virtual row's that `plan.answer` names, by softmax mass."""
+    own_out, own_lse = out[:, :, : plan.num_queries], lse[:, :, : plan.num_queries]
+    if plan.mass is not None:
+        own_lse = torch.where(plan.mass >= 0, lse.gather(-1, plan.mass.clamp(min=0).long()), own_lse)
+    if plan.answer is None:
+        return own_out, own_lse
+    rows = plan.answer.clamp(min=0).long()
+    other_out = out.gather(2, rows[..., None].expand(-1, -1, -1, out.shape[-1]))
+    other_lse = torch.where(plan.answer >= 0, lse.gather(-1, rows), float("-inf"))
+    top = torch.maximum(own_lse, other_lse).detach()
+    base = torch.where(top == float("-inf"), 0, top)
+    own, other = torch.exp(own_lse - base), torch.exp(other_lse - base)
+    total = own + other
+    heard = total != 0
+    safe = torch.where(heard, total, 1)
+    merged = (own / safe)[..., None] * own_out + (other / safe)[..., None] * other_out
+    return merged, torch.where(heard, base + safe.log(), float("-inf"))

@@ -1,0 +1,277 @@
+"""attention(): validate, plan, execute."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor
+
+from coterie.arguments import (
+    Sizes,
+    autocast_tensors,
+    check_dropout,
+    check_flag,
+    check_offset,
+    check_scale,
+    check_tensors,
+    check_token_mask,
+    split_mask,
+)
+from coterie.engine.api import Attended, check_means, check_plan, choose_backend, execute
+from coterie.errors import expect, expect_int, expect_type
+from coterie.mechanisms import Full, Mechanism, as_mechanism
+from coterie.mechanisms.base import self_query_mask
+from coterie.plan import Plan
+
+MechanismLike = Mechanism | str | dict[str, Any]
+
+
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mechanism: MechanismLike | None,
+    *,
+    attn_mask: Tensor | None = ...,
+    key_mask: Tensor | None = ...,
+    query_mask: Tensor | None = ...,
+    dropout_p: float = ...,
+    is_causal: bool = ...,
+    causal_offset: int | Tensor | None = ...,
+    scale: float | None = ...,
+    enable_gqa: bool = ...,
+    layer: int = ...,
+    plan: Plan | None = ...,
+    backend: str = ...,
+    return_lse: Literal[False] = ...,
+    dense_below: int = ...,
+) -> Tensor: ...
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mechanism: MechanismLike | None,
+    *,
+    attn_mask: Tensor | None = ...,
+    key_mask: Tensor | None = ...,
+    query_mask: Tensor | None = ...,
+    dropout_p: float = ...,
+    is_causal: bool = ...,
+    causal_offset: int | Tensor | None = ...,
+    scale: float | None = ...,
+    enable_gqa: bool = ...,
+    layer: int = ...,
+    plan: Plan | None = ...,
+    backend: str = ...,
+    return_lse: Literal[True],
+    dense_below: int = ...,
+) -> Attended: ...
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mechanism: MechanismLike | None,
+    *,
+    attn_mask: Tensor | None = None,
+    key_mask: Tensor | None = None,
+    query_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    causal_offset: int | Tensor | None = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    layer: int = 0,
+    plan: Plan | None = None,
+    backend: str = "auto",
+    return_lse: bool = False,
+    dense_below: int = 0,
+) -> Tensor | Attended:
+    """Clustered attention in the place of `torch.nn.functional.scaled_dot_product_attention`.
+
+    Args:
+        q, k, v: (B, H, Nq, D), (B, Hk, Nk, D), (B, Hk, Nk, Dv); float32, bfloat16, float16 or float64.
+        mechanism: who meets whom: an object, its string ("smyrf:rounds=4,cluster_size=64") or its JSON form; may be
+            None if a plan is given.
+        attn_mask: as in SDPA: bool (True = may attend) or float (added to the scores, and differentiable), of any
+            shape that broadcasts to (B, H, Nq, Nk). One of shape (B, 1, 1, Nk) or (B, Nk) is a key mask.
+        key_mask: (B, Nk) bool, True for real tokens. Padded keys take no part in anything and are never read.
+        query_mask: (B, Nq) bool. Padded queries give 0. With Nq = Nk and only a key mask, it is taken for the queries
+            too; in cross-attention between equal lengths, pass the queries' own mask.
+        dropout_p: probability of dropping a pair's weight, applied whenever it is > 0, as in SDPA.
+        is_causal: query i sees keys ≤ i + causal_offset; a query that would see nobody attends to itself.
+        causal_offset: an int or (B,) integers. The default is Nk − Nq, bottom right, as generation with a cache
+            needs; SDPA's own is 0.
+        scale: 1/√D by default.
+        enable_gqa: let k and v have fewer heads than q.
+        layer: index of the layer, so that layers draw different hashes.
+        plan: a plan made before, used as it is; `is_causal` must say what it was made with.
+        backend: "auto", "reference", "native" or "triton"; an explicit choice never falls back on another.
+        return_lse: also return the log of the softmax's denominator, (B, H, Nq), which is differentiable.
+        dense_below: use `Full` where Nk < dense_below.
+
+    Returns:
+        out (B, H, Nq, Dv), or `Attended(out, lse)`.
+
+    Example:
+        >>> import coterie, torch
+        >>> q, k, v = torch.randn(3, 2, 4, 1000, 32).unbind(0)
+        >>> out = coterie.attention(q, k, v, coterie.Smyrf(rounds=4, cluster_size=64), is_causal=True)
+        >>> out.shape
+        torch.Size([2, 4, 1000, 32])
+    """
+    for name, flag in (("is_causal", is_causal), ("enable_gqa", enable_gqa), ("return_lse", return_lse)):
+        check_flag(name, flag)
+    q, k, v = autocast_tensors(q, k, v)
+    sizes = check_tensors(q, k, v, enable_gqa=enable_gqa)
+    check_dropout(dropout_p)
+    scale = check_scale(scale, q.shape[-1])
+    check_token_mask("key_mask", key_mask, (sizes.batch, sizes.keys), q.device)
+    check_token_mask("query_mask", query_mask, (sizes.batch, sizes.queries), q.device)
+    expect_int("dense_below", dense_below, at_least=0)
+    split = split_mask(attn_mask, sizes, q)
+    if split.key_mask is not None:
+        key_mask = split.key_mask if key_mask is None else key_mask & split.key_mask
+    query_mask = self_query_mask(query_mask, key_mask, sizes)
+    choose_backend(backend)
+    masks: dict[str, Tensor | None] = {"key_mask": None, "query_mask": None}
+    if plan is None:
+        chosen = as_mechanism(mechanism)
+        plan = (Full() if sizes.keys < dense_below else chosen).plan(
+            q,
+            k,
+            key_mask=key_mask,
+            query_mask=query_mask,
+            is_causal=is_causal,
+            causal_offset=causal_offset,
+            scale=scale,
+            layer=layer,
+        )
+    else:
+        _check_given_plan(plan, mechanism, is_causal, causal_offset)
+        check_plan(plan, sizes, q.device)
+        masks = {"key_mask": key_mask, "query_mask": query_mask}
+    check_means(plan, split.pair_mask, **masks)
+    plan.validate()
+    attended = execute(q, k, v, plan, split.pair_mask, scale=scale, dropout_p=dropout_p, **masks)
+    return attended if return_lse else attended.out
+
+
+def _check_given_plan(
+    plan: Plan, mechanism: MechanismLike | None, is_causal: bool, causal_offset: int | Tensor | None
+) -> None:
+    expect_type(isinstance(plan, Plan), "plan", "a coterie.Plan", type(plan).__name__)
+    if mechanism is not None:
+        as_mechanism(mechanism)
+    expect(plan.causal == is_causal, "is_causal", f"{plan.causal}, which the plan was made with", is_causal)
+    if causal_offset is not None:
+        sizes = (plan.batch, plan.heads, plan.key_heads, plan.num_queries, plan.num_keys)
+        offset = check_offset(causal_offset, Sizes(*sizes), plan.device)
+        same = torch.equal(offset, plan.offset)
+        expect(same, "causal_offset", f"{plan.offset.tolist()}, which the plan was made with", offset.tolist())
+
+
+def attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mechanism: MechanismLike,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    *,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    causal_offset: int | Tensor | None = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    layer: int = 0,
+    backend: str = "auto",
+    return_lse: bool = False,
+    dense_below: int = 0,
+) -> Tensor | Attended:
+    """Attention over packed sequences, laid out as in flash-attn: each sequence attends to itself alone.
+
+    Args:
+        q, k, v: (total queries, H, D), (total keys, Hk, D), (total keys, Hk, Dv).
+        mechanism: as in `attention`; each sequence is planned as if it were alone.
+        cu_seqlens_q, cu_seqlens_k: (sequences + 1,) integers from 0 to the totals: where each sequence starts.
+        causal_offset: an int, or one integer for each sequence; by default each sequence's own Nk − Nq.
+        dropout_p, is_causal, scale, enable_gqa, layer, backend, dense_below: as in `attention`.
+        return_lse: also return lse, (total queries, H).
+
+    Returns:
+        out (total queries, H, Dv), or `Attended(out, lse)`.
+
+    Example:
+        >>> import coterie, torch
+        >>> q = k = v = torch.randn(30, 4, 16)           # three sequences of 5, 15 and 10 tokens
+        >>> starts = torch.tensor([0, 5, 20, 30])
+        >>> coterie.attention_varlen(q, k, v, "smyrf:cluster_size=4", starts, starts).shape
+        torch.Size([30, 4, 16])
+    """
+    check_flag("return_lse", return_lse)
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        expect_type(isinstance(x, Tensor), name, "a tensor", type(x).__name__)
+        expect(x.ndim == 3, name, "3 dimensions (total, heads, dim)", tuple(x.shape))
+    chosen = as_mechanism(mechanism)
+    query_starts = _check_starts("cu_seqlens_q", cu_seqlens_q, q.shape[0])
+    key_starts = _check_starts("cu_seqlens_k", cu_seqlens_k, k.shape[0])
+    sequences = len(query_starts) - 1
+    expect(len(key_starts) - 1 == sequences, "cu_seqlens_k", f"{sequences} sequences", len(key_starts) - 1)
+    expect(v.shape[0] == k.shape[0], "v", f"the {k.shape[0]} rows of k", v.shape[0])
+    offsets = _sequence_offsets(causal_offset, sequences)
+    # Checked once in full, so that an error comes before any work and also when there is no sequence at all.
+    packed = tuple(x.transpose(0, 1)[None] for x in (q, k, v))
+    check_tensors(*packed, enable_gqa=enable_gqa)
+    check_dropout(dropout_p)
+    check_scale(scale, q.shape[-1])
+    choose_backend(backend)
+    kind = torch.promote_types(q.dtype, torch.float32)
+    outs = [packed[2].new_zeros(1, q.shape[1], 0, v.shape[-1])]
+    lses = [packed[0].new_zeros(1, q.shape[1], 0, dtype=kind)]
+    for s in range(sequences):
+        queries = slice(query_starts[s], query_starts[s + 1])
+        keys = slice(key_starts[s], key_starts[s + 1])
+        out, lse = attention(
+            packed[0][:, :, queries],
+            packed[1][:, :, keys],
+            packed[2][:, :, keys],
+            chosen,
+            dropout_p=dropout_p,
+            is_causal=is_causal,
+            causal_offset=offsets[s],
+            scale=scale,
+            enable_gqa=enable_gqa,
+            layer=layer,
+            backend=backend,
+            return_lse=True,
+            dense_below=dense_below,
+        )
+        outs.append(out)
+        lses.append(lse)
+    dtype = outs[-1].dtype  # autocast may have chosen another
+    out = torch.cat([x.to(dtype) for x in outs], 2)[0].transpose(0, 1)
+    return Attended(out, torch.cat(lses, 2)[0].transpose(0, 1)) if return_lse else out
+
+
+def _check_starts(name: str, starts: Tensor, total: int) -> list[int]:
+    expect_type(isinstance(starts, Tensor), name, "a tensor", type(starts).__name__)
+    integer = starts.dtype in (torch.int32, torch.int64)
+    expect_type(integer, name, "dtype torch.int32 or torch.int64", starts.dtype)
+    expect(starts.ndim == 1 and starts.numel() >= 1, name, "shape (sequences + 1,)", tuple(starts.shape))
+    listed: list[int] = starts.tolist()
+    ascending = all(a <= b for a, b in pairwise(listed))
+    expect(ascending and listed[0] == 0, name, "starts that ascend from 0", listed)
+    expect(listed[-1] == total, name, f"a last entry of {total}, the number of rows", listed[-1])
+    return listed
+
+
+def _sequence_offsets(causal_offset: int | Tensor | None, sequences: int) -> list[Any]:
+    if not isinstance(causal_offset, Tensor):
+        return [causal_offset] * sequences
+    shape = tuple(causal_offset.shape)
+    expect(shape in ((), (sequences,)), "causal_offset", f"shape () or ({sequences},)", shape)
+    return list(causal_offset.expand(sequences))

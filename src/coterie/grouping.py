@@ -1,0 +1,60 @@
+"""From scores and labels to orders and offsets: the small steps that plans are made of.
+
+Planning arithmetic is done in float64 and rounded to float32 before anything is compared. Products of float32 numbers
+are exact in float64, so the rounded result does not depend on the order of summation (on batch size, padding or
+backend), and equal rows get equal scores; what still ties is decided by position.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def rounded(scores: Tensor) -> Tensor:
+    """Scores as finite float32 numbers, ready to be compared."""
+    limit = torch.finfo(torch.float32).max
+    return scores.to(torch.float32).nan_to_num(nan=limit, posinf=limit, neginf=-limit)
+
+
+def compact(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Positions of the True entries first, in order: (…, N) int32, and how many there are: (…) int64."""
+    order = torch.argsort((~mask).to(torch.uint8), dim=-1, stable=True)
+    return order.to(torch.int32), mask.sum(-1)
+
+
+def order_by(scores: Tensor, mask: Tensor) -> Tensor:
+    """Positions by ascending score, ties by position, masked ones last: int32 of the scores' shape."""
+    keyed = rounded(scores).masked_fill(~mask, float("inf"))
+    return torch.argsort(keyed, dim=-1, stable=True).to(torch.int32)
+
+
+def group_by(labels: Tensor, mask: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    """Members of each label in order of position: order (…, N) and offsets (…, groups + 1), both int32."""
+    labels = torch.where(mask, labels, groups).long()
+    order = torch.argsort(labels, dim=-1, stable=True).to(torch.int32)
+    counts = torch.zeros(*labels.shape[:-1], groups + 1, dtype=torch.int64, device=labels.device)
+    counts.scatter_add_(-1, labels, torch.ones_like(labels))
+    stops = counts[..., :-1].cumsum(-1)
+    return order, torch.nn.functional.pad(stops, (1, 0)).to(torch.int32)
+
+
+def balanced_offsets(count: Tensor, groups: Tensor, capacity: int) -> Tensor:
+    """Cut `count` things into `groups` parts whose sizes differ by at most one: (…, capacity + 1) int32.
+
+    Parts beyond `groups` are empty.
+    """
+    steps = torch.arange(capacity + 1, device=count.device)
+    steps = torch.minimum(steps, groups[..., None])
+    return (steps * count[..., None] // groups[..., None].clamp(min=1)).to(torch.int32)
+
+
+def top_indices(scores: Tensor, count: int) -> Tensor:
+    """The positions of the `count` highest scores along the last axis, ties by position: int64, best first."""
+    bits = rounded(scores).contiguous().view(torch.int32).long()
+    # Float bits as an integer that grows with the float: negative numbers count down. −0 and 0 are one number.
+    bits = torch.where(bits == -(2**31), 0, bits)
+    rank = torch.where(bits >= 0, bits, -(2**31) - bits)
+    length = scores.shape[-1]
+    keyed = rank * 2**32 + torch.arange(length - 1, -1, -1, device=scores.device)
+    return keyed.topk(count, dim=-1).indices

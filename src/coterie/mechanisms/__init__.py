@@ -1,0 +1,30 @@
+"""The mechanisms: one file each, a frozen dataclass and its plan."""
+
+from coterie.mechanisms.base import Mechanism, Tokens, as_mechanism, list_mechanisms, register
+from coterie.mechanisms.smyrf import Smyrf
+
+from coterie.mechanisms.clustered import Clustered  # isort: skip
+from coterie.mechanisms.improved_clustered import ImprovedClustered  # isort: skip
+from coterie.mechanisms.reformer import Reformer  # isort: skip
+from coterie.mechanisms.routing import Routing  # isort: skip
+from coterie.mechanisms.local import Local  # isort: skip
+from coterie.mechanisms.longformer import Longformer  # isort: skip
+from coterie.mechanisms.topk import TopK  # isort: skip
+from coterie.mechanisms.full import Full  # isort: skip
+
+__all__ = [
+    "Clustered",
+    "Full",
+    "ImprovedClustered",
+    "Local",
+    "Longformer",
+    "Mechanism",
+    "Reformer",
+    "Routing",
+    "Smyrf",
+    "Tokens",
+    "TopK",
+    "as_mechanism",
+    "list_mechanisms",
+    "register",
+]

@@ -1,0 +1,333 @@
+"""What every mechanism shares: its dataclass form, its registry, its string and JSON, and the public `plan()`."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
+from functools import cached_property
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor
+
+from coterie.arguments import Sizes, check_flag, check_offset, check_scale, check_tensors, check_token_mask
+from coterie.errors import expect, expect_int, expect_type
+from coterie.grouping import compact
+from coterie.plan import Means, Plan, Round
+
+_REGISTRY: dict[str, type[Mechanism]] = {}
+_Class = TypeVar("_Class", bound="type[Mechanism]")
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """What a mechanism plans from: queries and keys, and which of them are real.
+
+    Attributes:
+        sizes: batch, heads, key_heads, queries, keys.
+        query_mask, key_mask: (B, Nq), (B, Nk) bool, True for real tokens.
+        offset: (B,) int32; query i sits at key position i + offset.
+        causal: whether the keys behind a query's position are hidden from it.
+        scale: of the scores.
+        layer: index for the random draws.
+    """
+
+    raw_q: Tensor
+    raw_k: Tensor
+    sizes: Sizes
+    query_mask: Tensor
+    key_mask: Tensor
+    offset: Tensor
+    causal: bool
+    scale: float
+    layer: int
+
+    @cached_property
+    def q(self) -> Tensor:
+        """(B, H, Nq, D) float64; padded rows and numbers that are not finite are 0."""
+        return _planning(self.raw_q, self.query_mask)
+
+    @cached_property
+    def k(self) -> Tensor:
+        """(B, H, Nk, D) float64, one for each query head; padded rows and numbers that are not finite are 0."""
+        return _planning(self.raw_k, self.key_mask).repeat_interleave(self.sizes.heads // self.sizes.key_heads, 1)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the plan is made."""
+        return self.raw_q.device
+
+    @cached_property
+    def query_positions(self) -> Tensor:
+        """(B, Nq): the key position that each query is level with."""
+        return torch.arange(self.sizes.queries, device=self.device) + self.offset[:, None]
+
+    @cached_property
+    def real_queries(self) -> tuple[Tensor, Tensor]:
+        """The real queries in order, (B, Nq) int32, and how many, (B,)."""
+        return compact(self.query_mask)
+
+    @cached_property
+    def real_keys(self) -> tuple[Tensor, Tensor]:
+        """The real keys in order, (B, Nk) int32, and how many, (B,)."""
+        return compact(self.key_mask)
+
+    def per_head(self, index: Tensor) -> Tensor:
+        """A (B, …) index for every head, (B, H, …) int32, without a copy."""
+        shape = (index.shape[0], self.sizes.heads, *index.shape[1:])
+        return index.to(torch.int32)[:, None].expand(shape)
+
+    def plan(
+        self,
+        rounds: tuple[Round, ...],
+        *,
+        duplicates: Any = "count",
+        query_means: Means | None = None,
+        key_means: Means | None = None,
+        answer: Tensor | None = None,
+        mass: Tensor | None = None,
+    ) -> Plan:
+        """A plan for these tokens; if causal, a query that meets only the future falls back on itself."""
+        return Plan(
+            num_queries=self.sizes.queries,
+            num_keys=self.sizes.keys,
+            key_heads=self.sizes.key_heads,
+            rounds=rounds,
+            offset=self.offset,
+            duplicates=duplicates,
+            causal=self.causal,
+            self_keys=self._self_keys() if self.causal else None,
+            query_means=query_means,
+            key_means=key_means,
+            answer=answer,
+            mass=mass,
+        )
+
+    def _self_keys(self) -> Tensor:
+        positions = self.query_positions
+        inside = (positions >= 0) & (positions < self.sizes.keys) & self.query_mask
+        at = positions.clamp(0, max(0, self.sizes.keys - 1)).long()
+        if self.sizes.keys:
+            inside = inside & self.key_mask.gather(-1, at)
+        return torch.where(inside, at, -1).to(torch.int32)
+
+
+def _planning(x: Tensor, mask: Tensor) -> Tensor:
+    wide = x.to(torch.float64).masked_fill(~mask[:, None, :, None], 0)
+    return torch.where(wide.isfinite(), wide, 0)
+
+
+class Mechanism(ABC):
+    """Who meets whom. Subclass it as a frozen dataclass of hyper-parameters, name it, and write `build`:
+
+    >>> from dataclasses import dataclass
+    >>> import torch, coterie
+    >>> @coterie.register("first-keys")
+    ... @dataclass(frozen=True)
+    ... class FirstKeys(coterie.Mechanism):
+    ...     count: int = 8
+    ...     def check(self):
+    ...         if self.count < 1:
+    ...             raise ValueError(f"count: expected an int ≥ 1, got {self.count}")
+    ...     def build(self, tokens):
+    ...         queries, num_queries = tokens.real_queries
+    ...         keys, num_keys = tokens.real_keys
+    ...         zero = torch.zeros_like(num_queries)
+    ...         everyone = torch.stack([zero, num_queries], -1)
+    ...         return tokens.plan((coterie.Round(
+    ...             query_order=tokens.per_head(queries), query_offsets=tokens.per_head(everyone),
+    ...             key_order=tokens.per_head(keys), key_start=tokens.per_head(zero[:, None]),
+    ...             key_stop=tokens.per_head(num_keys.clamp(max=self.count)[:, None]),
+    ...         ),))
+    >>> q = torch.randn(1, 2, 100, 16)
+    >>> coterie.attention(q, q, q, "first-keys:count=3").shape
+    torch.Size([1, 2, 100, 16])
+
+    Attributes:
+        name: what strings and JSON call it; set by `register`.
+        causality: "strict", "mask" or "none", see the README; "none" refuses `is_causal`.
+    """
+
+    name: ClassVar[str] = ""
+    causality: ClassVar[str] = "mask"
+
+    def __post_init__(self) -> None:
+        self.check()
+
+    def check(self) -> None:
+        """Raise ValueError or TypeError if a hyper-parameter is out of range."""
+        return
+
+    @abstractmethod
+    def build(self, tokens: Tokens) -> Plan:
+        """Write the plan. No gradient flows here."""
+
+    @torch.no_grad()
+    def plan(
+        self,
+        q: Tensor,
+        k: Tensor,
+        *,
+        key_mask: Tensor | None = None,
+        query_mask: Tensor | None = None,
+        is_causal: bool = False,
+        causal_offset: int | Tensor | None = None,
+        scale: float | None = None,
+        layer: int = 0,
+    ) -> Plan:
+        """Who meets whom for these queries (B, H, Nq, D) and keys (B, Hk, Nk, D).
+
+        Args:
+            q, k: queries and keys; values do not matter to a plan.
+            key_mask, query_mask: (B, Nk) and (B, Nq) bool, True for real tokens; with Nq = Nk and only a key mask,
+                it is taken for the queries too.
+            is_causal: query i meets only keys ≤ i + causal_offset.
+            causal_offset: an int, or (B,) integers; Nk − Nq by default.
+            scale: of the scores; 1/√D by default.
+            layer: index of the layer, for the random draws.
+        """
+        sizes = check_tensors(q, k)
+        device = q.device
+        check_token_mask("key_mask", key_mask, (sizes.batch, sizes.keys), device)
+        check_token_mask("query_mask", query_mask, (sizes.batch, sizes.queries), device)
+        check_flag("is_causal", is_causal)
+        expect_int("layer", layer, at_least=0)
+        if is_causal and self.causality == "none":
+            raise ValueError(
+                f"is_causal: expected False for {self.name!r}, whose mean queries would mix the future in, got True"
+            )
+        query_mask = self_query_mask(query_mask, key_mask, sizes)
+        everyone = (torch.ones(sizes.batch, n, dtype=torch.bool, device=device) for n in (sizes.queries, sizes.keys))
+        real_queries, real_keys = everyone
+        tokens = Tokens(
+            raw_q=q.detach(),
+            raw_k=k.detach(),
+            sizes=sizes,
+            query_mask=real_queries if query_mask is None else query_mask,
+            key_mask=real_keys if key_mask is None else key_mask,
+            offset=check_offset(causal_offset, sizes, device),
+            causal=is_causal,
+            scale=check_scale(scale, q.shape[-1]),
+            layer=layer,
+        )
+        with torch.autocast(device.type, enabled=False):
+            return self.build(tokens)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form: the name and every field."""
+        expect(is_dataclass(self), type(self).__name__, "a dataclass", "a plain class")
+        return {"mechanism": self.name, **asdict(self)}  # type: ignore[call-overload]
+
+    def to_json(self) -> str:
+        """`to_dict` as a JSON string.
+
+        >>> import coterie
+        >>> coterie.Local(window=64).to_json()
+        '{"mechanism": "local", "window": 64}'
+        """
+        return json.dumps(self.to_dict())
+
+    def __str__(self) -> str:
+        changed = [
+            f"{f.name}={_written(getattr(self, f.name))}"
+            for f in fields(self)  # type: ignore[arg-type]
+            if f.default is MISSING or getattr(self, f.name) != f.default
+        ]
+        return self.name + (":" + ",".join(changed) if changed else "")
+
+
+def self_query_mask(query_mask: Tensor | None, key_mask: Tensor | None, sizes: Sizes) -> Tensor | None:
+    """With as many queries as keys and only a key mask, it is the mask of the queries too."""
+    return key_mask if query_mask is None and sizes.queries == sizes.keys else query_mask
+
+
+def register(name: str) -> Callable[[_Class], _Class]:
+    """Class decorator: let strings, JSON and `list_mechanisms` know a mechanism by this name."""
+    plain = isinstance(name, str) and name and name == name.lower() and not set(name) & set(":,= ")
+    expect(bool(plain), "name", "a lower-case name without ':', ',', '=' or spaces", repr(name))
+
+    def enter(cls: _Class) -> _Class:
+        known = _REGISTRY.get(name)
+        same = known is None or known.__qualname__ == cls.__qualname__
+        expect(same, "name", "a name that is not taken", f"{name!r}, taken by {known}")
+        expect_type(issubclass(cls, Mechanism), "cls", "a subclass of coterie.Mechanism", cls)
+        cls.name = name
+        _REGISTRY[name] = cls
+        return cls
+
+    return enter
+
+
+def list_mechanisms() -> dict[str, type[Mechanism]]:
+    """Every registered mechanism by name.
+
+    >>> import coterie
+    >>> list(coterie.list_mechanisms())[:3]
+    ['smyrf', 'clustered', 'improved-clustered']
+    """
+    return dict(_REGISTRY)
+
+
+def _written(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _read(text: str) -> object:
+    text = text.strip()
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def _make(name: object, settings: dict[str, Any]) -> Mechanism:
+    known = ", ".join(_REGISTRY)
+    cls = _REGISTRY.get(name.strip().lower().replace("_", "-")) if isinstance(name, str) else None
+    if cls is None:
+        raise ValueError(f"mechanism: expected one of {known}, got {name!r}")
+    names = [f.name for f in fields(cls)]  # type: ignore[arg-type]
+    for field in settings:
+        expect(
+            field in names,
+            f"mechanism {cls.name}",
+            "a field of " + (", ".join(names) or "no fields"),
+            repr(field),
+        )
+    return cls(**settings)
+
+
+def as_mechanism(spec: object) -> Mechanism:
+    """A mechanism from itself, its string, or its JSON form (a dict or a JSON object in a string).
+
+    >>> import coterie
+    >>> coterie.as_mechanism("smyrf:rounds=2,cluster_size=32")
+    Smyrf(rounds=2, cluster_size=32, transform='smyrf', hash='projection', duplicates='count', seed=0, resample=False)
+    >>> str(coterie.TopK(k=8)), coterie.as_mechanism({"mechanism": "topk", "k": 8})
+    ('topk:k=8', TopK(k=8))
+    """
+    if isinstance(spec, Mechanism):
+        return spec
+    expect_type(isinstance(spec, str | dict), "mechanism", "a Mechanism, a string or a dict", f"{type(spec).__name__}")
+    if isinstance(spec, str) and spec.lstrip().startswith("{"):
+        try:
+            spec = json.loads(spec)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"mechanism: expected a JSON object, got {spec!r} ({error})") from error
+    if isinstance(spec, dict):
+        settings = dict(spec)
+        expect(
+            "mechanism" in settings,
+            "mechanism",
+            "a dict with the key 'mechanism'",
+            sorted(map(str, settings)),
+        )
+        return _make(settings.pop("mechanism"), settings)
+    name, _, rest = str(spec).partition(":")
+    settings = {}
+    for item in filter(None, (part.strip() for part in rest.split(","))):
+        field, equals, value = item.partition("=")
+        expect(bool(equals), "mechanism", "name:field=value,…", repr(spec))
+        settings[field.strip()] = _read(value)
+    return _make(name, settings)

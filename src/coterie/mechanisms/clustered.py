@@ -1,0 +1,122 @@
+"""Clustered: queries are clustered, and a cluster's mean query attends for its members."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from coterie.clustering import euclidean_kmeans, hamming_kmeans
+from coterie.errors import expect_choice, expect_int
+from coterie.grouping import compact, group_by
+from coterie.mechanisms.base import Mechanism, Tokens, register
+from coterie.plan import Means, Plan, Round
+
+
+@dataclass(frozen=True)
+class QueryClusters:
+    """The clusters of a head's queries, and the round in which their means meet every key."""
+
+    labels: Tensor  # (B, H, Nq); only real queries count
+    order: Tensor  # (B, H, Nq) members, cluster by cluster
+    offsets: Tensor  # (B, H, C + 1)
+
+    @property
+    def clusters(self) -> int:
+        """How many clusters there is room for."""
+        return self.offsets.shape[-1] - 1
+
+    def means(self, copies: int) -> Means:
+        """The mean query of each cluster, `copies` times over."""
+        start, stop = self.offsets[..., :-1], self.offsets[..., 1:]
+        return Means(self.order, torch.cat([start] * copies, -1), torch.cat([stop] * copies, -1))
+
+    def row_of_members(self, tokens: Tokens, first: int) -> Tensor:
+        """For each real query, the virtual row of its cluster if those start at `first`; −1 for padding."""
+        return torch.where(tokens.query_mask[:, None], self.labels + first, -1).to(torch.int32)
+
+    def meet_everyone(self, tokens: Tokens, skip: Tensor | None = None) -> Round:
+        """One group: the mean queries of all clusters that have members, and all real keys.
+
+        `skip` (B, H, C, E): keys that a cluster's mean leaves out.
+        """
+        occupied, count = compact(self.offsets[..., 1:] > self.offsets[..., :-1])
+        keys, num_keys = tokens.real_keys
+        zero = torch.zeros_like(count)
+        if skip is not None:
+            skip = skip.gather(2, occupied[..., None].expand_as(skip).long())
+        return Round(
+            query_order=occupied + tokens.sizes.queries,
+            query_offsets=torch.stack([zero, count], -1).to(torch.int32),
+            key_order=tokens.per_head(keys),
+            key_start=tokens.per_head(torch.zeros_like(num_keys)[:, None]),
+            key_stop=tokens.per_head(num_keys[:, None]),
+            skip=skip,
+        )
+
+
+@dataclass(frozen=True)
+class QueryClustering(Mechanism):
+    """The fields and the k-means that Clustered and ImprovedClustered share."""
+
+    causality: ClassVar[str] = "none"
+
+    def _check_clustering(self, clusters: int, iterations: int, space: str, bits: int, seed: int) -> None:
+        expect_int("clusters", clusters, at_least=1)
+        expect_int("iterations", iterations, at_least=0)
+        expect_choice("space", space, ("hamming", "euclidean"))
+        expect_int("bits", bits, at_least=1)
+        expect_int("seed", seed, at_least=0)
+
+    @staticmethod
+    def _cluster(tokens: Tokens, clusters: int, iterations: int, space: str, bits: int, seed: int) -> QueryClusters:
+        mask, layer = tokens.query_mask, tokens.layer
+        if space == "hamming":
+            labels = hamming_kmeans(tokens.q, mask, clusters, iterations, bits, seed=seed, layer=layer)
+        else:
+            labels, _ = euclidean_kmeans(tokens.q, mask, clusters, iterations, seed=seed, layer=layer)
+        order, offsets = group_by(labels, mask[:, None], clusters)
+        return QueryClusters(labels, order, offsets)
+
+
+@register("clustered")
+@dataclass(frozen=True)
+class Clustered(QueryClustering):
+    """Clustered attention (Vyas et al., 2020): the mean query q_c of each cluster attends to all keys, and its members
+    share the answer:
+
+        out_i = softmax(scale·q_c·Kᵀ)·V   for every member i of cluster c
+
+    The mean is differentiable: each member's gradient is its share of the centroid's. O(N·C·D). Refuses `is_causal`,
+    because a mean query mixes the future in. lse is the centroid's.
+
+    Args:
+        clusters: C, the same at every length; more than there are queries is fine.
+        iterations: of Lloyd's algorithm.
+        space: "hamming" clusters the signs of random projections, "euclidean" the queries themselves.
+        bits: random projections in Hamming space.
+        seed: of the random draws.
+
+    Example:
+        >>> import coterie, torch
+        >>> q, k, v = torch.randn(3, 1, 4, 200, 16).unbind(0)
+        >>> out = coterie.attention(q, k, v, coterie.Clustered(clusters=10))
+        >>> out[0, 0].unique(dim=0).shape[0] <= 10
+        True
+    """
+
+    clusters: int = 100
+    iterations: int = 10
+    space: str = "hamming"
+    bits: int = 63
+    seed: int = 0
+
+    def check(self) -> None:
+        self._check_clustering(self.clusters, self.iterations, self.space, self.bits, self.seed)
+
+    def build(self, tokens: Tokens) -> Plan:
+        found = self._cluster(tokens, self.clusters, self.iterations, self.space, self.bits, self.seed)
+        answer = found.row_of_members(tokens, tokens.sizes.queries)
+        return tokens.plan((found.meet_everyone(tokens),), query_means=found.means(1), answer=answer)

@@ -1,0 +1,40 @@
+"""Full: everybody meets everybody."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from coterie.mechanisms.base import Mechanism, Tokens, register
+from coterie.plan import Plan, Round
+
+
+@register("full")
+@dataclass(frozen=True)
+class Full(Mechanism):
+    """Dense attention, softmax(scale·q·kᵀ)·v, through the same engine: every query meets every key. O(Nq·Nk).
+
+    Example:
+        >>> import coterie, torch
+        >>> q = torch.randn(1, 2, 9, 4)
+        >>> dense = torch.nn.functional.scaled_dot_product_attention(q, q, q)
+        >>> torch.allclose(coterie.attention(q, q, q, coterie.Full()), dense, atol=1e-6)
+        True
+    """
+
+    causality: ClassVar[str] = "strict"
+
+    def build(self, tokens: Tokens) -> Plan:
+        queries, num_queries = tokens.real_queries
+        keys, num_keys = tokens.real_keys
+        zero = torch.zeros_like(num_queries)
+        everyone = Round(
+            query_order=tokens.per_head(queries),
+            query_offsets=tokens.per_head(torch.stack([zero, num_queries], -1)),
+            key_order=tokens.per_head(keys),
+            key_start=tokens.per_head(zero[:, None]),
+            key_stop=tokens.per_head(num_keys[:, None]),
+        )
+        return tokens.plan((everyone,))

@@ -1,0 +1,98 @@
+"""ImprovedClustered: clustered attention with the top keys of each cluster recomputed exactly."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from coterie.errors import expect_int
+from coterie.grouping import group_by, top_indices
+from coterie.mechanisms.base import Tokens, register
+from coterie.mechanisms.clustered import QueryClustering, QueryClusters
+from coterie.plan import Plan, Round
+
+
+@register("improved-clustered")
+@dataclass(frozen=True)
+class ImprovedClustered(QueryClustering):
+    """Improved clustered attention (Vyas et al., 2020): as Clustered, but the k keys T that the mean query q_c likes
+    best are attended to by each member itself, with the mass m that the mean query gives to them:
+
+        A_c = softmax(scale·q_c·Kᵀ),   m = Σ_{j∈T} A_c[j]
+        out_i = m · softmax_{j∈T}(scale·q_i·k_j)·V_T + Σ_{j∉T} A_c[j]·v_j
+
+    The gradient flows through everything, m included. O(N·(C+k)·D). Refuses `is_causal`. lse is the centroid's.
+
+    Args:
+        clusters, iterations, space, bits, seed: as in Clustered.
+        topk: k; at least Nk makes it dense attention.
+
+    Example:
+        >>> import coterie, torch
+        >>> q, k, v = torch.randn(3, 1, 4, 200, 16).unbind(0)
+        >>> dense = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        >>> all_keys = coterie.ImprovedClustered(clusters=10, topk=200)
+        >>> torch.allclose(coterie.attention(q, k, v, all_keys), dense, atol=1e-5)
+        True
+    """
+
+    clusters: int = 100
+    topk: int = 32
+    iterations: int = 10
+    space: str = "hamming"
+    bits: int = 63
+    seed: int = 0
+
+    def check(self) -> None:
+        self._check_clustering(self.clusters, self.iterations, self.space, self.bits, self.seed)
+        expect_int("topk", self.topk, at_least=1)
+
+    def build(self, tokens: Tokens) -> Plan:
+        found = self._cluster(tokens, self.clusters, self.iterations, self.space, self.bits, self.seed)
+        top, num_top = self._top_keys(tokens, found)
+        skip = torch.where(torch.arange(top.shape[-1], device=top.device) < num_top, top, -1)
+        far = found.meet_everyone(tokens, skip.sort(-1).values.to(torch.int32))
+        near = self._near(tokens, found, top, num_top)
+        first = tokens.sizes.queries
+        return tokens.plan(
+            (far, near),
+            query_means=found.means(2),  # one copy meets the far keys, the other weighs the near ones
+            answer=found.row_of_members(tokens, first),
+            mass=found.row_of_members(tokens, first + found.clusters),
+        )
+
+    def _top_keys(self, tokens: Tokens, found: QueryClusters) -> tuple[Tensor, Tensor]:
+        """T of each cluster, (B, H, C, k) with the best first, and how many of them are real, (B, 1, 1, 1)."""
+        sizes = tokens.sizes
+        members = torch.where(tokens.query_mask[:, None], found.labels, found.clusters)
+        sums = tokens.q.new_zeros(sizes.batch, sizes.heads, found.clusters + 1, tokens.q.shape[-1])
+        sums.scatter_add_(2, members[..., None].expand_as(tokens.q), tokens.q)
+        counts = (found.offsets[..., 1:] - found.offsets[..., :-1]).clamp(min=1)
+        centroids = sums[:, :, :-1] / counts[..., None]
+        scores = tokens.scale * (centroids @ tokens.k.mT)
+        scores = scores.masked_fill(~tokens.key_mask[:, None, None], float("-inf"))
+        width = min(self.topk, sizes.keys)
+        return top_indices(scores, width), tokens.real_keys[1].clamp(max=width)[:, None, None, None]
+
+    @staticmethod
+    def _near(tokens: Tokens, found: QueryClusters, top: Tensor, num_top: Tensor) -> Round:
+        """Each cluster's members, and its mean, meet the cluster's top keys."""
+        clusters, width, queries = found.clusters, top.shape[-1], tokens.sizes.queries
+        occupied = found.offsets[..., 1:] > found.offsets[..., :-1]
+        cluster = torch.arange(clusters, device=top.device).expand_as(occupied)
+        # The mean joins the group of its members; that of an empty cluster stays out.
+        order, offsets = group_by(
+            torch.cat([found.labels, cluster], -1),
+            torch.cat([tokens.query_mask[:, None].expand_as(found.labels), occupied], -1),
+            clusters,
+        )
+        start = (cluster * width).to(torch.int32)
+        return Round(
+            query_order=torch.where(order < queries, order, order + clusters),
+            query_offsets=offsets,
+            key_order=top.flatten(-2).to(torch.int32),
+            key_start=start,
+            key_stop=start + num_top[..., 0].to(torch.int32),
+        )

@@ -1,0 +1,146 @@
+"""Reformer (LSH-X): cross-polytope buckets, sorted, chunk by chunk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from coterie import draws
+from coterie.draws import Stream
+from coterie.errors import expect_int, expect_type
+from coterie.grouping import balanced_offsets, group_by, order_by
+from coterie.hashing import cross_polytope
+from coterie.mechanisms.base import Mechanism, Tokens, register
+from coterie.plan import Plan, Round
+
+
+@register("reformer")
+@dataclass(frozen=True)
+class Reformer(Mechanism):
+    """LSH attention of the Reformer (Kitaev et al., 2020), for shared and for separate queries and keys.
+
+    Queries and keys are hashed to the nearest of ± random axes, h(u) = argmax [uR; −uR], by the same rotation R; both
+    are sorted by (bucket, position) and cut into the same number of chunks; a chunk of queries meets its own chunk of
+    keys and the one before. With q = k this is the paper's shared-QK scheme, except that a token always meets itself.
+    A pair met in several rounds counts each time. O(rounds·N·(log N + chunk_size)).
+
+    Causality: `mask`. With `strict=True` chunks are counted inside each bucket, from its first key: a query meets the
+    keys of its bucket that are in the last chunk begun at its position, and in the chunk before. That depends on
+    earlier tokens alone.
+
+    Args:
+        rounds: hashing rounds.
+        chunk_size: tokens in a chunk; there are about as many buckets as chunks.
+        strict: leave earlier rows alone when later tokens change.
+        seed: of the random draws.
+
+    Example:
+        >>> import coterie, torch
+        >>> qk, v = torch.randn(2, 1, 4, 200, 16).unbind(0)
+        >>> coterie.attention(qk, qk, v, coterie.Reformer(rounds=2), is_causal=True).shape
+        torch.Size([1, 4, 200, 16])
+    """
+
+    rounds: int = 4
+    chunk_size: int = 64
+    strict: bool = False
+    seed: int = 0
+
+    causality: ClassVar[str] = "mask, or strict with strict=True"
+
+    def check(self) -> None:
+        expect_int("rounds", self.rounds, at_least=1)
+        expect_int("chunk_size", self.chunk_size, at_least=1)
+        expect_type(isinstance(self.strict, bool), "strict", "a bool", type(self.strict).__name__)
+        expect_int("seed", self.seed, at_least=0)
+
+    def build(self, tokens: Tokens) -> Plan:
+        chunks = ((tokens.real_keys[1] + self.chunk_size - 1) // self.chunk_size).clamp(min=1)
+        capacity = max(1, -(-tokens.sizes.keys // self.chunk_size))
+        columns, size = (chunks + 1) // 2, (capacity + 1) // 2
+        heads, dim = tokens.sizes.heads, tokens.q.shape[-1]
+        rotations = draws.normal(
+            Stream.ROTATION,
+            (heads * self.rounds, dim, size),
+            seed=self.seed,
+            layer=tokens.layer,
+            device=tokens.device,
+        ).view(self.rounds, heads, dim, size)
+        rounds = []
+        for rotation in rotations:
+            buckets = [cross_polytope(x, rotation, columns) for x in (tokens.q, tokens.k)]
+            if self.strict:
+                rounds.append(self._inside_buckets(tokens, buckets[0], buckets[1], 2 * size, capacity))
+            else:
+                rounds.append(self._across_buckets(tokens, buckets[0], buckets[1], chunks, capacity))
+        return tokens.plan(tuple(rounds))
+
+    @staticmethod
+    def _across_buckets(
+        tokens: Tokens, query_buckets: Tensor, key_buckets: Tensor, chunks: Tensor, capacity: int
+    ) -> Round:
+        """Sorted by bucket, cut evenly; each chunk also meets the chunk of keys before it."""
+        num_queries, num_keys = tokens.real_queries[1], tokens.real_keys[1]
+        key_offsets = balanced_offsets(num_keys, chunks, capacity)
+        before = torch.cat([key_offsets[:, :1], key_offsets[:, :-2]], -1)
+        return Round(
+            query_order=order_by(query_buckets, tokens.query_mask[:, None]),
+            query_offsets=tokens.per_head(balanced_offsets(num_queries, chunks, capacity)),
+            key_order=order_by(key_buckets, tokens.key_mask[:, None]),
+            key_start=tokens.per_head(before),
+            key_stop=tokens.per_head(key_offsets[:, 1:]),
+        )
+
+    def _inside_buckets(
+        self, tokens: Tokens, query_buckets: Tensor, key_buckets: Tensor, buckets: int, capacity: int
+    ) -> Round:
+        """Chunks counted inside each bucket; a query's chunk is that of the last key of its bucket not after it."""
+        key_mask = tokens.key_mask[:, None].expand_as(key_buckets)
+        key_order, bucket_offsets = group_by(key_buckets, key_mask, buckets)
+        bucket_offsets = bucket_offsets.long()
+        bucket_start, bucket_stop = bucket_offsets[..., :-1], bucket_offsets[..., 1:]
+        chunks = (bucket_stop - bucket_start + self.chunk_size - 1) // self.chunk_size
+        # An empty bucket has one chunk too, for its queries.
+        first_group = torch.nn.functional.pad(chunks.clamp(min=1).cumsum(-1), (1, 0))[..., :-1]
+        groups = capacity + buckets
+        seen = self._keys_so_far(tokens, query_buckets, key_buckets, buckets)
+        chunk = (seen - 1).clamp(min=0) // self.chunk_size
+        group = first_group.gather(-1, query_buckets) + chunk
+        query_order, query_offsets = group_by(group, tokens.query_mask[:, None].expand_as(group), groups)
+
+        index = torch.arange(groups, device=tokens.device).expand(*first_group.shape[:2], -1)
+        bucket = torch.searchsorted(first_group, index.contiguous(), right=True) - 1
+        start, stop = bucket_start.gather(-1, bucket), bucket_stop.gather(-1, bucket)
+        own = index - first_group.gather(-1, bucket)
+        begin = start + (own - 1).clamp(min=0) * self.chunk_size
+        end = start + (own + 1) * self.chunk_size
+        return Round(
+            query_order=query_order,
+            query_offsets=query_offsets,
+            key_order=key_order,
+            key_start=torch.minimum(begin, stop).to(torch.int32),
+            key_stop=torch.minimum(end, stop).to(torch.int32),
+        )
+
+    @staticmethod
+    def _keys_so_far(tokens: Tokens, query_buckets: Tensor, key_buckets: Tensor, buckets: int) -> Tensor:
+        """(B, H, Nq): how many real keys of a query's bucket are not after it.
+
+        One sort of (bucket, position) codes, and a binary search for each query.
+        """
+        keys = tokens.sizes.keys
+        span = keys + 1
+        codes = torch.where(
+            tokens.key_mask[:, None],
+            key_buckets * span + torch.arange(keys, device=tokens.device),
+            buckets * span,
+        )
+        codes = codes.sort(-1).values
+        position = tokens.query_positions.clamp(-1, keys - 1)[:, None]
+        wanted = query_buckets * span + position
+        upto = torch.searchsorted(codes, wanted.contiguous(), right=True)
+        below = torch.searchsorted(codes, (query_buckets * span).contiguous())
+        return upto - below

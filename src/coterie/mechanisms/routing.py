@@ -1,0 +1,79 @@
+"""Routing: k-means over queries and keys, top keys per centroid."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from coterie.clustering import euclidean_kmeans, nearest
+from coterie.errors import expect_int
+from coterie.grouping import group_by, top_indices
+from coterie.mechanisms.base import Mechanism, Tokens, register
+from coterie.plan import Plan, Round
+
+
+@register("routing")
+@dataclass(frozen=True)
+class Routing(Mechanism):
+    """Routing attention (Roy et al., 2021) without training: spherical k-means over queries and keys together gives the
+    centroids μ_c that the paper learns; a query goes to its nearest centroid, and meets the `window` keys k with the
+    largest μ_c·k/‖k‖.
+
+    Where the paper also lets centroids choose their queries, and leaves those that nobody chose without an answer,
+    here each query chooses, so that each gets one. O(N·C·D + N·window·D). Causality: `mask`.
+
+    Args:
+        clusters: C, at most the number of real tokens.
+        window: keys of a centroid.
+        iterations: of Lloyd's algorithm.
+        seed: of the random draws.
+
+    Example:
+        >>> import coterie, torch
+        >>> q, k, v = torch.randn(3, 1, 4, 200, 16).unbind(0)
+        >>> coterie.attention(q, k, v, coterie.Routing(clusters=8, window=50)).shape
+        torch.Size([1, 4, 200, 16])
+    """
+
+    clusters: int = 16
+    window: int = 128
+    iterations: int = 5
+    seed: int = 0
+
+    def check(self) -> None:
+        expect_int("clusters", self.clusters, at_least=1)
+        expect_int("window", self.window, at_least=1)
+        expect_int("iterations", self.iterations, at_least=0)
+        expect_int("seed", self.seed, at_least=0)
+
+    def build(self, tokens: Tokens) -> Plan:
+        q, k = _unit(tokens.q), _unit(tokens.k)
+        mask = torch.cat([tokens.query_mask, tokens.key_mask], -1)
+        _, centroids = euclidean_kmeans(
+            torch.cat([q, k], 2), mask, self.clusters, self.iterations, seed=self.seed, layer=tokens.layer
+        )
+        centroids = _unit(centroids)
+        labels = nearest(q, centroids)
+        query_order, query_offsets = group_by(labels, tokens.query_mask[:, None], self.clusters)
+        scores = (centroids @ k.mT).masked_fill(~tokens.key_mask[:, None, None], float("-inf"))
+        width = min(self.window, tokens.sizes.keys)
+        top = top_indices(scores, width)
+        count = tokens.real_keys[1].clamp(max=width)[:, None]
+        start = (torch.arange(self.clusters, device=tokens.device) * width).expand(tokens.sizes.batch, -1)
+        return tokens.plan(
+            (
+                Round(
+                    query_order=query_order,
+                    query_offsets=query_offsets,
+                    key_order=top.flatten(-2).to(torch.int32),
+                    key_start=tokens.per_head(start),
+                    key_stop=tokens.per_head(start + count),
+                ),
+            )
+        )
+
+
+def _unit(x: Tensor) -> Tensor:
+    return x / x.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
