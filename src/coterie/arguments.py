@@ -124,7 +124,7 @@ def split_mask(attn_mask: Tensor | None, sizes: Sizes, q: Tensor) -> SplitMask:
     expect(attn_mask.device == q.device, name, f"the device of q, {q.device}", attn_mask.device)
     batch, heads, queries, keys = sizes.batch, sizes.heads, sizes.queries, sizes.keys
     shape = tuple(attn_mask.shape)
-    expect(1 <= len(shape) <= 4, name, "at most 4 dimensions", shape)
+    expect(2 <= len(shape) <= 4, name, "2 to 4 dimensions", shape)
     if len(shape) == 2 and shape == (batch, keys) and (batch != 1 or queries == 1):
         expect(
             batch != queries or queries == 1,
@@ -150,6 +150,8 @@ def split_mask(attn_mask: Tensor | None, sizes: Sizes, q: Tensor) -> SplitMask:
 
 def autocast_tensors(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Under autocast, the tensors in its dtype, as scaled_dot_product_attention takes them; float64 stays."""
+    if not all(isinstance(x, Tensor) and x.is_floating_point() for x in tensors):
+        return tensors  # check_tensors says what is wrong
     kind = tensors[0].device.type
     if not torch.is_autocast_enabled(kind):
         return tensors

@@ -19,9 +19,9 @@ def starts(mask: Tensor, heads: int, clusters: int, *, seed: int | Tensor, layer
     """Tokens to start from, (B, H, clusters): one drawn from each of `clusters` equal spans of the real tokens."""
     order, count = compact(mask)
     within = draws.uniform(Stream.STARTS, (heads, clusters), seed=seed, layer=layer, device=mask.device)
-    spans = torch.arange(clusters, device=mask.device) + within
-    ranks = (spans * count[:, None, None] / clusters).long()
-    ranks = torch.minimum(ranks, (count[:, None, None] - 1).clamp(min=0))
+    step = torch.arange(clusters + 1, device=mask.device) * count[:, None, None] // clusters
+    first, size = step[..., :-1], (step[..., 1:] - step[..., :-1]).clamp(min=1)
+    ranks = torch.minimum(first + (within * size).long(), (count[:, None, None] - 1).clamp(min=0))
     return order[:, None, :].expand(-1, heads, -1).long().gather(-1, ranks)
 
 

@@ -12,6 +12,7 @@ from coterie.errors import expect, expect_type
 from coterie.tiles import count_pairs, fold_means, pairs_met
 
 Duplicates = Literal["count", "once"]
+_SETTINGS = ("num_queries", "num_keys", "key_heads", "causal", "once")
 
 
 def _check_index(name: str, index: Tensor, shape: tuple[int | None, ...]) -> None:
@@ -231,7 +232,7 @@ class Plan:
             if rows is not None:
                 _check_index(name, rows, (*lead, self.num_queries))
                 expect(self.query_means is not None, name, "query_means to point to", "none")
-        devices = {str(tensor.device) for tensor in self.to_dict().values()} - {"meta"}
+        devices = {str(tensor.device) for name, tensor in self.to_dict().items() if not _is_setting(name)}
         expect(len(devices) <= 1, "plan", "all tensors on one device", sorted(devices))
 
     @property
@@ -293,9 +294,9 @@ class Plan:
                     for index, each in enumerate(value):
                         collect(f"rounds.{index}.", each)
                 elif f.name == "duplicates":
-                    found["once"] = torch.tensor(value == "once", device=self.device)
+                    found["once"] = torch.tensor(value == "once")
                 elif value is not None:  # a length, a flag or a window
-                    found[name] = torch.tensor(value, device=self.device)
+                    found[name] = torch.tensor(value)
 
         collect("", self)
         return found
@@ -329,7 +330,7 @@ class Plan:
 
     def to(self, device: torch.device | str) -> Plan:
         """The same plan on another device."""
-        return Plan.from_dict({name: tensor.to(device) for name, tensor in self.to_dict().items()})
+        return Plan.from_dict({name: x if _is_setting(name) else x.to(device) for name, x in self.to_dict().items()})
 
     def to_dense(self) -> Tensor:
         """How often each pair meets, (B, H, Nq, Nk) int32: directly, through a mean that stands for either side, or
@@ -373,6 +374,11 @@ class Plan:
         share = scores / max(1, self.num_queries * self.num_keys)
         lines.append(f"  scores: {scores:,.0f} a head, {share:.1%} of all pairs".replace("%", " %"))
         return "\n".join(lines)
+
+
+def _is_setting(name: str) -> bool:
+    """Whether an entry of `to_dict` is a number of the plan, which stays on the CPU, rather than an index."""
+    return name in _SETTINGS or name.endswith(".window")
 
 
 def _spread(sizes: Tensor) -> str:

@@ -55,7 +55,7 @@ class PlanTiles:
         plan = self.plan
         if plan.self_keys is None:
             return
-        keys = plan.self_keys[:, None, :].expand(-1, plan.heads, -1).reshape(-1, plan.num_queries).long()
+        keys = plan.self_keys[:, None, :].expand(-1, plan.heads, -1).flatten(0, 1).long()
         heads, rows = (lonely.reshape(keys.shape) & (keys >= 0)).nonzero(as_tuple=True)
         for part in torch.arange(heads.numel(), device=plan.device).split(BUDGET // 64):
             h, i = heads[part], rows[part, None]
@@ -81,10 +81,10 @@ class PlanTiles:
         first = torch.arange(group.numel(), device=device) - (blocks.cumsum(0) - blocks).repeat_interleave(blocks)
         start = query_start[group] + first * query_block
         size = max(1, min(BUDGET // (query_block * key_block), 4 * BUDGET // (width * (query_block + key_block))))
-        query_order = each.query_order.reshape(lead, -1)
-        key_order = each.key_order.reshape(lead, -1)
-        bias = None if each.bias is None else each.bias.reshape(lead, -1)
-        skip = None if each.skip is None else each.skip.reshape(lead, query_order.shape[1], -1)
+        query_order = each.query_order.flatten(0, 1)
+        key_order = each.key_order.flatten(0, 1)
+        bias = None if each.bias is None else each.bias.flatten(0, 1)
+        skip = None if each.skip is None else each.skip.flatten(0, 1)
         query_steps = torch.arange(query_block, device=device)
         key_steps = torch.arange(key_block, device=device)
         for shift in range(0, int(key_sizes[groups].max()), key_block):
@@ -125,7 +125,7 @@ def _positions(length: int, heads: int, offset: Tensor, means: Means | None) -> 
     table = real[:, None, :].expand(-1, heads, -1)
     if means is not None and means.positions is not None:
         table = torch.cat([table, means.positions.to(table.dtype)], -1)
-    return table.reshape(-1, table.shape[-1])
+    return table.flatten(0, 1)
 
 
 def _listed(lists: Tensor, keys: Tensor) -> Tensor:
@@ -150,12 +150,12 @@ class Multiplicity:
 
     def _index(self, each: Round) -> tuple[Tensor, Tensor]:
         plan = self._tiles.plan
-        lead, device = plan.batch * plan.heads, plan.device
+        device = plan.device
         sizes = each.key_sizes.reshape(-1).long()
         group = torch.arange(sizes.numel(), device=device).repeat_interleave(sizes)
         within = torch.arange(group.numel(), device=device) - (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
         slot = each.key_start.reshape(-1).long()[group] + within
-        keys = each.key_order.reshape(lead, -1)[group // max(1, each.groups), slot].long()
+        keys = each.key_order.flatten(0, 1)[group // max(1, each.groups), slot].long()
         entries = (group * plan.key_rows + keys).sort().values
 
         slots = torch.arange(each.query_order.shape[-1], device=device)
@@ -164,7 +164,7 @@ class Multiplicity:
         at_row = torch.where(used, each.query_order, plan.query_rows).long()
         row_slots = torch.full((plan.batch, plan.heads, plan.query_rows + 1), -1, device=device)
         row_slots.scatter_(-1, at_row, slots)
-        return entries, row_slots[..., :-1].reshape(lead, -1)
+        return entries, row_slots[..., :-1].flatten(0, 1)
 
     def __call__(self, tile: Tile) -> Tensor:
         """(T, Q, K) int64: over all rounds, for the pairs of a tile."""
@@ -172,14 +172,14 @@ class Multiplicity:
         heads, rows, keys = tile.heads[:, None, None], tile.rows[:, :, None], tile.keys[:, None, :]
         for each, entries, row_slots in self._rounds:
             slot = row_slots[tile.heads[:, None], tile.rows]
-            offsets = each.query_offsets.reshape(-1, each.groups + 1)[tile.heads].contiguous()
+            offsets = each.query_offsets.flatten(0, 1)[tile.heads].contiguous()
             group = torch.searchsorted(offsets, slot.to(offsets.dtype).contiguous(), right=True) - 1
             member = (slot >= 0) & (group < each.groups)
             code = (tile.heads[:, None] * each.groups + group)[:, :, None] * self._tiles.plan.key_rows + keys
             count = torch.searchsorted(entries, code, right=True) - torch.searchsorted(entries, code)
             met = member[:, :, None] & self._tiles.predicate(each.window, heads, rows, keys)
             if each.skip is not None:
-                lists = each.skip.reshape(row_slots.shape[0], each.query_order.shape[-1], -1)
+                lists = each.skip.flatten(0, 1)
                 met = met & ~_listed(lists[tile.heads[:, None], slot.clamp(min=0)], tile.keys)
             total += torch.where(met, count, 0)
         return total

@@ -193,8 +193,8 @@ def _with_means(x: Tensor, means: Means | None) -> Tensor:
     within = torch.arange(segment.numel(), device=x.device) - (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
     head = segment // max(1, means.rows)
     slots = means.start.reshape(-1).long()[segment] + within
-    member = means.order.reshape(-1, means.order.shape[-1])[head, slots] + head * x.shape[2]
-    rows = wide.reshape(-1, x.shape[-1]).index_select(0, member)
+    member = means.order.flatten(0, 1)[head, slots] + head * x.shape[2]
+    rows = wide.flatten(0, 2).index_select(0, member)
     sums = torch.zeros(sizes.numel(), x.shape[-1], dtype=wide.dtype, device=x.device).index_add(0, segment, rows)
     average = sums / sizes.clamp(min=1)[:, None]
     return torch.cat([wide, average.view(*x.shape[:2], means.rows, x.shape[-1])], 2)

@@ -40,7 +40,7 @@ class _Pairs:
         self.tiles = PlanTiles(settings.plan)
         self.multiplicity = Multiplicity(self.tiles) if self.plan.duplicates == "once" else None
         self.dtype = torch.promote_types(q.dtype, torch.float32)
-        self.q, self.k, self.v = (x.reshape(-1, x.shape[-1]) for x in (q, k, v))
+        self.q, self.k, self.v = (x.flatten(0, 2) for x in (q, k, v))
         self.mask = mask
         self.width = q.shape[-1] + v.shape[-1]
 
@@ -153,7 +153,7 @@ class _Attention(torch.autograd.Function):
         out = torch.where(met[:, None], out[:rows] / total[:rows, None], 0)
         lse = torch.where(met, top[:rows] + total[:rows].log(), float("-inf"))
         shape = (plan.batch, plan.heads, plan.query_rows)
-        out, lse = out.view(*shape, -1), lse.view(shape)
+        out, lse = out.view(*shape, v.shape[-1]), lse.view(shape)
         ctx.settings = settings
         ctx.save_for_backward(q, k, v, mask, out, lse, alone)
         return out, lse
@@ -187,9 +187,9 @@ def _gradients(
     )
     float_mask = mask is not None and mask.is_floating_point()
     grad_mask = torch.zeros_like(mask, dtype=pairs.dtype) if float_mask and mask is not None else None
-    flat_lse, flat_grad = lse.reshape(-1), grad_out.reshape(-1, grad_out.shape[-1])
+    flat_lse, flat_grad = lse.reshape(-1), grad_out.flatten(0, 2)
     # ds_ij = p_ij (dp_ij − Σ_j p_ij dp_ij + dlse_i), and the sum is out_i · dout_i.
-    shift = grad_lse.reshape(-1) - (flat_grad * out.reshape(flat_grad.shape)).sum(-1)
+    shift = grad_lse.reshape(-1) - (flat_grad * out.flatten(0, 2)).sum(-1)
 
     def meet(tile: Tile) -> None:
         index, key_index = pairs.row_index(tile), pairs.key_index(tile)

@@ -29,7 +29,7 @@ class Reformer(Mechanism):
 
     Causality: `mask`. With `strict=True` chunks are counted inside each bucket, from its first key: a query meets the
     keys of its bucket that are in the last chunk begun at its position, and in the chunk before. That depends on
-    earlier tokens alone.
+    earlier tokens alone. Without `is_causal` it changes nothing.
 
     Args:
         rounds: hashing rounds.
@@ -72,7 +72,7 @@ class Reformer(Mechanism):
         rounds = []
         for rotation in rotations:
             buckets = [cross_polytope(x, rotation, columns) for x in (tokens.q, tokens.k)]
-            if self.strict:
+            if self.strict and tokens.causal:
                 rounds.append(self._inside_buckets(tokens, buckets[0], buckets[1], 2 * size, capacity))
             else:
                 rounds.append(self._across_buckets(tokens, buckets[0], buckets[1], chunks, capacity))
@@ -104,7 +104,7 @@ class Reformer(Mechanism):
         bucket_start, bucket_stop = bucket_offsets[..., :-1], bucket_offsets[..., 1:]
         chunks = (bucket_stop - bucket_start + self.chunk_size - 1) // self.chunk_size
         # An empty bucket has one chunk too, for its queries.
-        first_group = torch.nn.functional.pad(chunks.clamp(min=1).cumsum(-1), (1, 0))[..., :-1]
+        first_group = torch.nn.functional.pad(chunks.clamp(min=1)[..., :-1].cumsum(-1), (1, 0))
         groups = capacity + buckets
         seen = self._keys_so_far(tokens, query_buckets, key_buckets, buckets)
         chunk = (seen - 1).clamp(min=0) // self.chunk_size

@@ -1,0 +1,29 @@
+"""Shared settings: few threads, fixed seeds, torch.empty poisoned with NaN."""
+
+from __future__ import annotations
+
+import os
+
+import hypothesis
+import pytest
+import torch
+
+torch.set_num_threads(1 if os.environ.get("PYTEST_XDIST_WORKER") else 2)
+hypothesis.settings.register_profile("coterie", deadline=None, derandomize=True, max_examples=40)
+hypothesis.settings.load_profile("coterie")
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _poisoned_empty():
+    """Memory that nobody wrote to must never matter."""
+    before = torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.utils.deterministic.fill_uninitialized_memory = before
