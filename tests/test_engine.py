@@ -162,8 +162,21 @@ def test_masks_of_pairs_are_looked_up_at_the_planned_pairs(name, kind):
 @pytest.mark.parametrize("name", MEANS)
 def test_a_mean_has_no_row_in_a_mask_of_pairs(name):
     q, k, v = tensors(2, 2, 30)
-    with pytest.raises(ValueError, match=r"attn_mask: expected a key mask, .* got \(1, 1, 30, 30\)"):
+    with pytest.raises(ValueError, match=r"attn_mask: expected a mask of keys, .* got \(1, 1, 30, 30\)"):
         coterie.attention(q, k, v, MECHANISMS[name], attn_mask=torch.ones(30, 30, dtype=torch.bool))
+
+
+def test_a_mean_query_obeys_a_bias_of_keys():
+    q, k, v = tensors(2, 2, 5, 12)
+    bias = torch.randn(2, 2, 1, 12, dtype=torch.float64, requires_grad=True)
+    want = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+    weight = torch.randn_like(want)
+    wanted = torch.autograd.grad((want * weight).sum(), bias)
+    # One cluster a query, or all keys recomputed: dense attention.
+    for mechanism in (coterie.Clustered(clusters=50), coterie.ImprovedClustered(clusters=3, topk=12)):
+        out = coterie.attention(q, k, v, mechanism, attn_mask=bias)
+        torch.testing.assert_close(out, want)
+        torch.testing.assert_close(torch.autograd.grad((out * weight).sum(), bias), wanted)
 
 
 def test_full_takes_every_mask_that_sdpa_takes():
@@ -409,6 +422,23 @@ def test_a_second_derivative_is_refused_in_words(name):
     (grad,) = torch.autograd.grad(out.sum(), q, create_graph=True)
     with pytest.raises(RuntimeError, match=r"coterie\.attention has no second derivative"):
         grad.pow(2).sum().backward()
+
+
+def test_a_second_derivative_through_the_mask_alone_is_refused_too():
+    q, k, v = tensors(1, 1, 6)
+    mask = torch.randn(6, 6, dtype=torch.float64, requires_grad=True)
+    (grad,) = torch.autograd.grad(coterie.attention(q, k, v, "full", attn_mask=mask).sum(), mask, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"coterie\.attention has no second derivative"):
+        grad.sum().backward()
+
+
+def test_a_wild_upstream_gradient_stays_with_the_keys_of_its_row():
+    q, k, v = (x.requires_grad_() for x in tensors(1, 1, 6))
+    out = coterie.attention(q, k, v, "full", is_causal=True)
+    grad = torch.ones_like(out)
+    grad[:, :, 2] = math.nan
+    for found in torch.autograd.grad(out, (k, v), grad):
+        assert found[0, 0].isnan().any(-1).tolist() == [True, True, True, False, False, False]
 
 
 def test_only_the_gradients_asked_for():

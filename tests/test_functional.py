@@ -33,6 +33,14 @@ def test_causal_offset_is_bottom_right_by_default_and_can_be_sdpas():
     torch.testing.assert_close(each, torch.stack([top_left[0], bottom_right[1]]))
 
 
+def test_an_offset_beyond_everything_hides_nothing_or_all():
+    q, k, v = tensors(1, 1, 5)
+    for far in (2**40, torch.tensor([2**40])):
+        everything = coterie.attention(q, k, v, "full", is_causal=True, causal_offset=far)
+        torch.testing.assert_close(everything, F.scaled_dot_product_attention(q, k, v))
+        assert (coterie.attention(q, k, v, "full", is_causal=True, causal_offset=-far) == 0).all()
+
+
 def test_causal_and_a_mask_together():
     q, k, v = tensors(1, 2, 12)
     mask = torch.rand(12, 12) < 0.6
@@ -133,6 +141,7 @@ BAD = [
     (changed(causal_offset=zeros(2)), TypeError, r"causal_offset: expected an integer dtype, got torch.float32"),
     (changed(causal_offset=zeros(3).int()), ValueError, r"causal_offset: expected shape \(\) or \(2,\), got \(3,\)"),
     (changed(layer=-1), ValueError, r"layer: expected an int ≥ 0, got -1"),
+    (changed(layer=2**24), ValueError, r"layer: expected an int ≤ 16777215, got 16777216"),
     (changed(layer=1.5), TypeError, r"layer: expected an int, got float"),
     (changed(dense_below=-1), ValueError, r"dense_below: expected an int ≥ 0, got -1"),
     (changed(backend="cuda"), ValueError, r"backend: expected one of 'auto', .*'triton', got 'cuda'"),
@@ -190,6 +199,15 @@ def test_packed_sequences_equal_each_alone(name, causal):
     ours = torch.autograd.grad(out.square().sum(), (q, k, v))
     theirs = torch.autograd.grad(total, (q, k, v))
     torch.testing.assert_close(ours, theirs)
+
+
+def test_packed_sequences_under_autocast():
+    q, k, v = (x[0].transpose(0, 1).float() for x in tensors(1, 2, 10))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for starts in (torch.tensor([0, 4, 10]), torch.tensor([0])):
+            n = int(starts[-1])
+            out = coterie.attention_varlen(q[:n].bfloat16(), k[:n], v[:n], "full", starts, starts)
+            assert out.dtype == torch.bfloat16
 
 
 def test_packed_sequences_with_their_own_offsets():

@@ -22,7 +22,8 @@ def test_order_by_is_a_stable_sort_with_padding_last(items):
 @given(st.lists(floats, min_size=1, max_size=30), st.integers(1, 30))
 def test_top_indices_are_best_first_and_ties_go_to_the_first(scores, count):
     count = min(count, len(scores))
-    found = top_indices(torch.tensor(scores, dtype=torch.float64), count).tolist()
+    everyone = torch.ones(len(scores), dtype=torch.bool)
+    found = top_indices(torch.tensor(scores, dtype=torch.float64), everyone, count).tolist()
     assert found == sorted(range(len(scores)), key=lambda i: (-scores[i], i))[:count]
 
 

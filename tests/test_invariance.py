@@ -151,6 +151,14 @@ def test_very_unequal_lengths(name, queries, keys):
     assert out.isfinite().all()
 
 
+@pytest.mark.parametrize("name", ["topk:k=2", "improved-clustered:clusters=1,topk=2", "routing:clusters=1,window=2"])
+def test_padding_stays_out_even_if_every_real_score_overflows(name):
+    q, k = torch.full((1, 1, 4, 4), 1e20), torch.full((1, 1, 4, 4), -1e20)
+    mask = torch.tensor([[False, True, True, True]])
+    k[:, :, 0] = math.nan
+    assert not coterie.as_mechanism(name).plan(q, k, key_mask=mask).to_dense()[..., 0].any()
+
+
 # --- causality -------------------------------------------------------------------------------------------------------
 
 

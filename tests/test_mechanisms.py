@@ -362,6 +362,7 @@ def test_strings_are_short_and_forgiving():
     assert str(coterie.Smyrf()) == "smyrf"
     assert str(coterie.Smyrf(rounds=2, resample=True)) == "smyrf:rounds=2,resample=true"
     assert coterie.as_mechanism(" Improved_Clustered : topk = 5 ") == coterie.ImprovedClustered(topk=5)
+    assert coterie.as_mechanism("reformer:strict=True") == coterie.Reformer(strict=True)
 
 
 def test_the_public_defaults():
@@ -401,6 +402,13 @@ BAD = [
     (lambda: coterie.as_mechanism("full:size=3"), ValueError, r"full: expected a field of no fields, got 'size'"),
     (lambda: coterie.as_mechanism("smyrf:rounds"), ValueError, r"expected name:field=value,…, got 'smyrf:rounds'"),
     (lambda: coterie.as_mechanism("smyrf:rounds=nan"), TypeError, r"rounds: expected an int, got str"),
+    (
+        lambda: coterie.as_mechanism("topk:k=1,k=2"),
+        ValueError,
+        r"mechanism: expected 'k' only once, got 'topk:k=1,k=2'",
+    ),
+    (lambda: coterie.Local(window=10**30), ValueError, r"window: expected an int ≤ 2147483647, got 10+$"),
+    (lambda: coterie.Smyrf(seed=2**64), ValueError, r"seed: expected an int ≤ 9223372036854775807, got"),
     (lambda: coterie.as_mechanism({"rounds": 3}), ValueError, r"a dict with the key 'mechanism', got \['rounds'\]"),
     (lambda: coterie.as_mechanism("{oops"), ValueError, r"mechanism: expected a JSON object, got '{oops'"),
     (lambda: coterie.as_mechanism(7), TypeError, r"mechanism: expected a Mechanism, a string or a dict, got int"),

@@ -133,11 +133,45 @@ def test_bad_calls_of_the_module():
         coterie.nn.MultiheadAttention(32, 4)
     with pytest.raises(ValueError, match=r"layer: expected an int ≥ 0, got -1"):
         coterie.nn.MultiheadAttention(32, 4, mechanism="full", layer=-1)
+    with pytest.raises(TypeError, match=r"query: expected a tensor, got list"):
+        ours([1.0], x, x)
+    nested = nested_of(torch.zeros(3, 32).double())
+    with pytest.raises(ValueError, match="key: expected the query itself, as it is nested, got another tensor"):
+        ours(nested, nested_of(torch.zeros(3, 32).double()), nested)
+    with pytest.raises(ValueError, match="query: expected batch_first and no masks where it is nested"):
+        ours(nested, nested, nested, attn_mask=torch.zeros(3, 3).bool())
+    with pytest.raises(TypeError, match="key: expected a padded tensor, as the query is, got a nested one"):
+        ours(x, nested, nested)
+
+
+def nested_of(*rows):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch announces that strided nested tensors are a prototype
-        nested = torch.nested.as_nested_tensor([torch.zeros(3, 32).double()])
-    with pytest.raises(TypeError, match="query: expected a padded tensor and a key_padding_mask, got a nested tensor"):
-        ours(nested, nested, nested)
+        return torch.nested.as_nested_tensor(list(rows))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+def test_a_partly_swapped_encoder_takes_the_nested_batches_of_the_rest(monkeypatch):
+    model = encoder().eval()
+    x = torch.randn(3, 20, 32, dtype=torch.float64)
+    mask = padding(3, 20, [20, 11, 5])
+    with torch.no_grad():
+        want = model(x, src_key_padding_mask=~mask)
+        calls = Calls(monkeypatch)
+        coterie.nn.swap(model.layers[1], "full")
+        torch.testing.assert_close(model(x, src_key_padding_mask=~mask)[mask], want[mask])
+    assert calls.layers == [0]
+
+
+def test_swapped_modules_can_be_reset_and_swapped_once():
+    model = encoder()
+    swapped = coterie.nn.swap(model, "full")
+    model.layers[0].self_attn._reset_parameters()
+    with pytest.raises(ValueError, match=r"model: expected .*, got one that is already swapped; undo\(\) that first"):
+        coterie.nn.swap(model, "smyrf")
+    model.layers[0].self_attn.out_proj = nn.Linear(32, 32, bias=False).double()
+    swapped.undo()
+    assert model.layers[0].self_attn.out_proj.bias is None, "undo keeps what was changed since"
 
 
 def test_dropout_only_in_training():
@@ -366,6 +400,6 @@ def test_means_are_not_asked_for_pair_masks_they_cannot_honour():
     for name in MEANS:
         with (
             coterie.nn.swap(model, MECHANISMS[name]),
-            pytest.raises(ValueError, match="attn_mask: expected a key mask"),
+            pytest.raises(ValueError, match="attn_mask: expected a mask of keys"),
         ):
             model(torch.randn(1, 12, 32, dtype=torch.float64), mask=mask)

@@ -100,8 +100,17 @@ def test_plans_move_between_devices():
 def test_from_dict_refuses_what_to_dict_never_wrote():
     q, k, _ = tensors(1, 1, 10)
     tensors_of = coterie.Full().plan(q, k).to_dict()
-    with pytest.raises(ValueError, match=r"tensors: expected the keys that to_dict writes, got \['extra', 'nope'\]"):
-        Plan.from_dict({**tensors_of, "extra": torch.zeros(1), "nope.x": torch.zeros(1)})
+    renamed = {name.replace("rounds.0", "rounds.7"): x for name, x in tensors_of.items()}
+    partial = {name: x for name, x in tensors_of.items() if name != "rounds.0.key_order"}
+    for broken, message in [
+        ({**tensors_of, "extra": torch.zeros(1)}, r"tensors: expected fields of Plan, got \['extra'\]"),
+        ({**tensors_of, "nope.x": torch.zeros(1)}, r"tensors: expected rounds numbered from 0: .* got nope"),
+        ({**tensors_of, "rounds.0.x": torch.zeros(1)}, r"tensors: expected fields of Round, got \['rounds.0.x'\]"),
+        (renamed, r"tensors: expected rounds numbered from 0: \['rounds.0'\], got rounds.7"),
+        (partial, r"tensors: expected all of rounds.0.key_order, .* got no \['key_order'\]"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            Plan.from_dict(broken)
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
@@ -130,8 +139,20 @@ def test_pairs_met_equals_the_dense_count_where_nothing_is_virtual():
 
 SHAPE_ERRORS = [
     (lambda: plan_of(), ValueError, r"rounds: expected at least one round"),
-    (lambda: plan_of(small(), num_keys=-1), ValueError, r"num_keys: expected a length ≥ 0, got -1"),
-    (lambda: plan_of(small(), num_queries=-1), ValueError, r"num_queries: expected a length ≥ 0, got -1"),
+    (lambda: plan_of(small(), num_keys=-1), ValueError, r"num_keys: expected an int ≥ 0, got -1"),
+    (lambda: plan_of(small(), num_queries=4.0), TypeError, r"num_queries: expected an int, got float"),
+    (lambda: plan_of(small(), causal=3), TypeError, r"causal: expected a bool, got int"),
+    (lambda: plan_of(small(), rounds=[small()]), TypeError, r"rounds: expected a tuple of Rounds, got list"),
+    (lambda: plan_of(small(query_order=[1])), TypeError, r"query_order: expected a tensor, got list"),
+    (lambda: plan_of(small(key_order=[1])), TypeError, r"key_order: expected a tensor, got list"),
+    (lambda: plan_of(small(key_start=[1])), TypeError, r"key_start: expected a tensor, got list"),
+    (lambda: plan_of(small(), key_means=Means(index([0]), [0], [1])), TypeError, r"key_means.start: expected a tensor"),
+    (lambda: plan_of(small(window=(0.5, 1))), TypeError, r"window: expected two ints, got \(0.5, 1\)"),
+    (
+        lambda: plan_of(small(), query_means=means(), mass=torch.full((1, 1, 4), 4).int()),
+        ValueError,
+        r"mass: expected an answer to be merged with, got none",
+    ),
     (lambda: plan_of(small(), key_heads=2), ValueError, r"key_heads: expected a divisor of the 1 query heads, got 2"),
     (lambda: plan_of(small(), duplicates="x"), ValueError, r"duplicates: expected 'count' or 'once', got 'x'"),
     (lambda: plan_of(small(), offset=torch.zeros(2).int()), ValueError, r"offset: expected shape \(1\), got \(2,\)"),
@@ -195,6 +216,11 @@ VALUE_ERRORS = [
     (plan_of(small(skip=index([[2, 1]] * 4))), r"skip: expected ascending key rows"),
     (plan_of(small(skip=index([[-2, 1]] * 4))), r"skip: expected indices in \[0, 5\), got -2"),
     (plan_of(small(), self_keys=torch.full((1, 4), 5).int()), r"self_keys: expected indices in \[0, 5\), got 5"),
+    (
+        plan_of(small(), causal=True, self_keys=torch.full((1, 4), 2).int()),
+        r"self_keys: expected no key after its query in a causal plan, got a later one",
+    ),
+    (plan_of(small(bias=torch.full((1, 1, 3), float("nan")))), r"bias: expected numbers, got NaN"),
     (plan_of(small(), key_means=means(stop=(3,))), r"key_means.start, stop: expected 0 ≤ start ≤ stop ≤ 2"),
     (plan_of(small(), key_means=means(order=index([0, 7]))), r"key_means.order: expected indices in \[0, 5\), got 7"),
     (plan_of(small(), query_means=means(order=index([0, 4]))), r"query_means.order: expected indices in \[0, 4\)"),
@@ -203,7 +229,9 @@ VALUE_ERRORS = [
         r"answer - num_queries: expected indices in \[0, 1\), got -2",
     ),
     (
-        plan_of(small(), query_means=means(), mass=torch.full((1, 1, 4), 5).int()),
+        plan_of(
+            small(), query_means=means(), answer=torch.full((1, 1, 4), 4).int(), mass=torch.full((1, 1, 4), 5).int()
+        ),
         r"mass - num_queries: expected indices in \[0, 1\), got 1",
     ),
 ]
@@ -217,7 +245,7 @@ def test_values_are_checked_before_anything_is_computed(plan, message):
     with pytest.raises(ValueError, match=message):
         coterie.grouped_attention(q, k, v, plan)
     with pytest.raises(ValueError, match=message):
-        coterie.attention(q, k, v, None, plan=plan)
+        coterie.attention(q, k, v, None, plan=plan, is_causal=plan.causal)
 
 
 def test_unused_slots_may_hold_anything():

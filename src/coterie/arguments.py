@@ -10,6 +10,7 @@ from torch import Tensor
 
 from coterie.errors import expect, expect_type
 
+_FAR = 2**30  # beyond every key of every tensor
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -92,14 +93,15 @@ def check_offset(causal_offset: int | Tensor | None, sizes: Sizes, device: torch
         )
         shape = tuple(offset.shape)
         expect(shape in ((), (sizes.batch,)), "causal_offset", f"shape () or ({sizes.batch},)", shape)
-        return offset.to(device=device, dtype=torch.int32).expand(sizes.batch)
+        return offset.to(device).clamp(-_FAR, _FAR).to(torch.int32).expand(sizes.batch)
     expect_type(
         isinstance(offset, int) and not isinstance(offset, bool),
         "causal_offset",
         "an int or an integer tensor",
         type(offset).__name__,
     )
-    return torch.full((sizes.batch,), offset, dtype=torch.int32, device=device)  # type: ignore[call-overload]
+    clamped = max(-_FAR, min(_FAR, int(offset)))  # type: ignore[call-overload]
+    return torch.full((sizes.batch,), clamped, dtype=torch.int32, device=device)
 
 
 class SplitMask(NamedTuple):

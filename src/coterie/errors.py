@@ -20,10 +20,11 @@ def expect_type(condition: bool, name: str, expected: str, got: object) -> None:
         raise TypeError(f"{name}: expected {expected}, got {got}")
 
 
-def expect_int(name: str, value: object, *, at_least: int) -> None:
-    """The value must be an int (a bool is not one) of at least `at_least`."""
+def expect_int(name: str, value: object, *, at_least: int, at_most: int = 2**31 - 1) -> None:
+    """The value must be an int (a bool is not one) in [at_least, at_most]."""
     expect_type(isinstance(value, int) and not isinstance(value, bool), name, "an int", type(value).__name__)
     expect(isinstance(value, int) and value >= at_least, name, f"an int ≥ {at_least}", value)
+    expect(isinstance(value, int) and value <= at_most, name, f"an int ≤ {at_most}", value)
 
 
 def expect_choice(name: str, value: object, choices: tuple[str, ...]) -> None:

@@ -224,12 +224,12 @@ def attention_varlen(
     expect(v.shape[0] == k.shape[0], "v", f"the {k.shape[0]} rows of k", v.shape[0])
     offsets = _sequence_offsets(causal_offset, sequences)
     # Checked once in full, so that an error comes before any work and also when there is no sequence at all.
-    packed = tuple(x.transpose(0, 1)[None] for x in (q, k, v))
+    packed = autocast_tensors(*(x.transpose(0, 1)[None] for x in (q, k, v)))
     check_tensors(*packed, enable_gqa=enable_gqa)
     check_dropout(dropout_p)
     check_scale(scale, q.shape[-1])
     choose_backend(backend)
-    kind = torch.promote_types(q.dtype, torch.float32)
+    kind = torch.promote_types(packed[0].dtype, torch.float32)
     outs = [packed[2].new_zeros(1, q.shape[1], 0, v.shape[-1])]
     lses = [packed[0].new_zeros(1, q.shape[1], 0, dtype=kind)]
     for s in range(sequences):
@@ -252,8 +252,7 @@ def attention_varlen(
         )
         outs.append(out)
         lses.append(lse)
-    dtype = outs[-1].dtype  # autocast may have chosen another
-    out = torch.cat([x.to(dtype) for x in outs], 2)[0].transpose(0, 1)
+    out = torch.cat(outs, 2)[0].transpose(0, 1)
     return Attended(out, torch.cat(lses, 2)[0].transpose(0, 1)) if return_lse else out
 
 

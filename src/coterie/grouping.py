@@ -49,12 +49,15 @@ def balanced_offsets(count: Tensor, groups: Tensor, capacity: int) -> Tensor:
     return (steps * count[..., None] // groups[..., None].clamp(min=1)).to(torch.int32)
 
 
-def top_indices(scores: Tensor, count: int) -> Tensor:
-    """The positions of the `count` highest scores along the last axis, ties by position: int64, best first."""
+def top_indices(scores: Tensor, mask: Tensor, count: int) -> Tensor:
+    """The positions of the `count` highest scores along the last axis, ties by position: int64, best first.
+
+    Masked positions come after all others, however low those score.
+    """
     bits = rounded(scores).contiguous().view(torch.int32).long()
     # Float bits as an integer that grows with the float: negative numbers count down. −0 and 0 are one number.
     bits = torch.where(bits == -(2**31), 0, bits)
     rank = torch.where(bits >= 0, bits, -(2**31) - bits)
     length = scores.shape[-1]
     keyed = rank * 2**32 + torch.arange(length - 1, -1, -1, device=scores.device)
-    return keyed.topk(count, dim=-1).indices
+    return keyed.masked_fill(~mask, -(2**63)).topk(count, dim=-1).indices

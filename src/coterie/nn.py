@@ -72,7 +72,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         self._adopt(mechanism, layer)
 
     def _adopt(self, mechanism: MechanismLike, layer: int) -> None:
-        expect_int("layer", layer, at_least=0)
+        expect_int("layer", layer, at_least=0, at_most=2**24 - 1)
         self.mechanism = as_mechanism(mechanism)
         self.layer = layer
         # PyTorch's encoder layers look at this before they take the fast path that goes around self_attn.forward.
@@ -87,6 +87,11 @@ class MultiheadAttention(nn.MultiheadAttention):
             made.__dict__[name] = copy.copy(module.__dict__[name])
         made._adopt(mechanism, layer)
         return made
+
+    def _reset_parameters(self) -> None:
+        self._qkv_same_embed_dim = self.in_proj_weight is not None
+        super()._reset_parameters()
+        self._qkv_same_embed_dim = False
 
     def extra_repr(self) -> str:
         """What print(module) shows."""
@@ -112,7 +117,11 @@ class MultiheadAttention(nn.MultiheadAttention):
         )
         named = (("query", query), ("key", key), ("value", value))
         for name, x in named:
-            expect_type(not x.is_nested, name, "a padded tensor and a key_padding_mask", "a nested tensor")
+            expect_type(isinstance(x, Tensor), name, "a tensor", type(x).__name__)
+        if query.is_nested:
+            return self._nested(query, key, value, key_padding_mask, attn_mask, is_causal), None
+        for name, x in named:
+            expect_type(not x.is_nested, name, "a padded tensor, as the query is", "a nested one")
             expect(x.ndim == query.ndim and x.ndim in (2, 3), name, "2 or 3 dimensions", tuple(x.shape))
         same = query is key
         batched = query.ndim == 3
@@ -164,6 +173,26 @@ class MultiheadAttention(nn.MultiheadAttention):
         if not batched:
             return out[0], None
         return (out if self.batch_first else out.transpose(0, 1)), None
+
+    def _nested(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None,
+        attn_mask: Tensor | None,
+        is_causal: bool,
+    ) -> Tensor:
+        """Self-attention of a batch that PyTorch's encoder has nested: padded, attended to, and nested again."""
+        expect(query is key and key is value, "key", "the query itself, as it is nested", "another tensor")
+        plain = key_padding_mask is None and attn_mask is None
+        expect(plain and self.batch_first, "query", "batch_first and no masks where it is nested", "others")
+        lengths = [sequence.shape[0] for sequence in query.unbind()]
+        padded = query.to_padded_tensor(0.0)
+        lead = torch.arange(padded.shape[1], device=padded.device)
+        hidden = lead >= torch.tensor(lengths, device=padded.device)[:, None]
+        out, _ = self.forward(padded, padded, padded, key_padding_mask=hidden, is_causal=is_causal)
+        return torch.nested.as_nested_tensor([row[:length] for row, length in zip(out, lengths, strict=True)])
 
     def _current_mechanism(self) -> Mechanism:
         """The mechanism, with fresh hashes at every step in training only."""
@@ -284,12 +313,10 @@ def swap(model: nn.Module, mechanism: MechanismLike) -> Swap:
         for name, module in model.named_modules(remove_duplicate=False)
         if isinstance(module, nn.MultiheadAttention) and not isinstance(module, MultiheadAttention)
     ]
-    expect(
-        bool(found) and all(name for name, _ in found),
-        "model",
-        "a model that contains torch.nn.MultiheadAttention",
-        type(model).__name__,
-    )
+    wanted = "a model that contains torch.nn.MultiheadAttention"
+    if not found and any(isinstance(module, MultiheadAttention) for module in model.modules()):
+        raise ValueError(f"model: expected {wanted}, got one that is already swapped; undo() that first")
+    expect(bool(found) and all(name for name, _ in found), "model", wanted, type(model).__name__)
     done = Swap()
     made: dict[int, MultiheadAttention] = {}
     for name, module in found:
@@ -310,6 +337,7 @@ def _set_module(
     def restore() -> None:
         theirs.train(ours.training)
         theirs._parameters.update(ours._parameters)
+        theirs._modules.update(ours._modules)
         parent._modules[leaf] = theirs
 
     parent._modules[leaf] = ours

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from coterie.errors import expect, expect_type
+from coterie.errors import expect, expect_int, expect_type
 from coterie.tiles import count_pairs, fold_means, pairs_met
 
 Duplicates = Literal["count", "once"]
@@ -16,6 +16,7 @@ _SETTINGS = ("num_queries", "num_keys", "key_heads", "causal", "once")
 
 
 def _check_index(name: str, index: Tensor, shape: tuple[int | None, ...]) -> None:
+    expect_type(isinstance(index, Tensor), name, "a tensor", type(index).__name__)
     fits = index.ndim == len(shape) and all(
         want is None or want == got for want, got in zip(shape, index.shape, strict=True)
     )
@@ -89,6 +90,7 @@ class Round:
         return self.key_stop - self.key_start
 
     def _check_shapes(self, name: str, lead: tuple[int, int]) -> None:
+        expect_type(isinstance(self.key_start, Tensor), f"{name}.key_start", "a tensor", type(self.key_start).__name__)
         groups = self.key_start.shape[-1] if self.key_start.ndim else 0
         _check_index(f"{name}.query_order", self.query_order, (*lead, None))
         _check_index(f"{name}.query_offsets", self.query_offsets, (*lead, groups + 1))
@@ -102,6 +104,8 @@ class Round:
         if self.skip is not None:
             _check_index(f"{name}.skip", self.skip, (*lead, self.query_order.shape[-1], None))
         if self.window is not None:
+            whole = len(self.window) == 2 and all(isinstance(bound, int) for bound in self.window)
+            expect_type(whole, f"{name}.window", "two ints", self.window)
             expect(self.window[0] <= self.window[1], f"{name}.window", "low ≤ high", self.window)
 
     def _check_values(self, name: str, rows: int, keys: int) -> None:
@@ -118,6 +122,8 @@ class Round:
         seen.scatter_add_(-1, torch.where(used, self.query_order, rows).long(), used.int())
         most = int(seen.max()) if seen.numel() else 0
         expect(most <= 1, f"{name}.query_order", "each query at most once in a round", f"one {most} times")
+        if self.bias is not None:
+            expect(not bool(self.bias.isnan().any()), f"{name}.bias", "numbers", "NaN")
         if self.skip is not None:
             ascending = bool((self.skip[..., 1:] >= self.skip[..., :-1]).all())
             expect(ascending, f"{name}.skip", "ascending key rows", "an unsorted list")
@@ -147,6 +153,7 @@ class Means:
         return self.start.shape[-1]
 
     def _check_shapes(self, name: str, lead: tuple[int, int]) -> None:
+        expect_type(isinstance(self.start, Tensor), f"{name}.start", "a tensor", type(self.start).__name__)
         rows = self.start.shape[-1] if self.start.ndim else 0
         _check_index(f"{name}.order", self.order, (*lead, None))
         _check_index(f"{name}.start", self.start, (*lead, rows))
@@ -205,17 +212,19 @@ class Plan:
     mass: Tensor | None = None
 
     def __post_init__(self) -> None:
+        expect_type(isinstance(self.rounds, tuple), "rounds", "a tuple of Rounds", type(self.rounds).__name__)
         expect(len(self.rounds) > 0, "rounds", "at least one round", "none")
-        lead_ndim = self.rounds[0].query_order.ndim
-        expect(lead_ndim == 3, "rounds[0].query_order", "3 dimensions (B, H, Mq)", lead_ndim)
-        expect(self.num_queries >= 0, "num_queries", "a length ≥ 0", self.num_queries)
-        expect(self.num_keys >= 0, "num_keys", "a length ≥ 0", self.num_keys)
+        lead = self.rounds[0].query_order
+        expect_type(isinstance(lead, Tensor), "rounds[0].query_order", "a tensor", type(lead).__name__)
+        expect(lead.ndim == 3, "rounds[0].query_order", "3 dimensions (B, H, Mq)", lead.ndim)
+        for name in ("num_queries", "num_keys", "key_heads"):
+            expect_int(name, getattr(self, name), at_least=0)
+        expect_type(isinstance(self.causal, bool), "causal", "a bool", type(self.causal).__name__)
         expect(self.duplicates in ("count", "once"), "duplicates", "'count' or 'once'", repr(self.duplicates))
         fits = self.key_heads > 0 and self.heads % self.key_heads == 0
         expect(fits, "key_heads", f"a divisor of the {self.heads} query heads", self.key_heads)
-        lead = (self.batch, self.heads)
         for index, each in enumerate(self.rounds):
-            each._check_shapes(f"rounds[{index}]", lead)
+            each._check_shapes(f"rounds[{index}]", (self.batch, self.heads))
         _check_index("offset", self.offset, (self.batch,))
         if self.self_keys is not None:
             _check_index("self_keys", self.self_keys, (self.batch, self.num_queries))
@@ -230,8 +239,9 @@ class Plan:
                 expect(placed, f"{name}.positions", "positions in a causal or windowed plan", "none")
         for name, rows in (("answer", self.answer), ("mass", self.mass)):
             if rows is not None:
-                _check_index(name, rows, (*lead, self.num_queries))
+                _check_index(name, rows, (self.batch, self.heads, self.num_queries))
                 expect(self.query_means is not None, name, "query_means to point to", "none")
+        expect(self.mass is None or self.answer is not None, "mass", "an answer to be merged with", "none")
         devices = {str(tensor.device) for name, tensor in self.to_dict().items() if not _is_setting(name)}
         expect(len(devices) <= 1, "plan", "all tensors on one device", sorted(devices))
 
@@ -273,6 +283,9 @@ class Plan:
             self.key_means._check_values("key_means", self.num_keys)
         if self.self_keys is not None:
             _check_range("self_keys", self.self_keys, self.self_keys != -1, self.num_keys)
+            position = torch.arange(self.num_queries, device=self.device) + self.offset[:, None]
+            later = self.causal and bool(((self.self_keys != -1) & (self.self_keys > position)).any())
+            expect(not later, "self_keys", "no key after its query in a causal plan", "a later one")
         for name, rows in (("answer", self.answer), ("mass", self.mass)):
             if rows is not None:
                 virtual = rows - self.num_queries
@@ -318,14 +331,14 @@ class Plan:
                 top["duplicates"] = "once" if bool(tensor) else "count"
             else:
                 top[leaf] = tensor
-        known = {f.name for f in fields(Plan)}
-        unknown = sorted(set(top) - known) + sorted(p for p in parts if p.partition(".")[0] not in known)
-        expect(not unknown, "tensors", "the keys that to_dict writes", unknown)
-        rounds = sorted((p for p in parts if p.startswith("rounds.")), key=lambda p: int(p.partition(".")[2]))
+        rounds = [f"rounds.{index}" for index in range(sum(p.startswith("rounds.") for p in parts))]
+        for prefix, part in parts.items():
+            kind = Means if prefix in ("query_means", "key_means") else Round
+            expect(kind is Means or prefix in rounds, "tensors", f"rounds numbered from 0: {rounds}", prefix)
+            _check_fields(prefix + ".", kind, part)
         top["rounds"] = tuple(Round(**parts[p]) for p in rounds)
-        for name in ("query_means", "key_means"):
-            if name in parts:
-                top[name] = Means(**parts[name])
+        top.update({name: Means(**parts[name]) for name in ("query_means", "key_means") if name in parts})
+        _check_fields("", Plan, top)
         return Plan(**top)
 
     def to(self, device: torch.device | str) -> Plan:
@@ -374,6 +387,15 @@ class Plan:
         share = scores / max(1, self.num_queries * self.num_keys)
         lines.append(f"  scores: {scores:,.0f} a head, {share:.1%} of all pairs".replace("%", " %"))
         return "\n".join(lines)
+
+
+def _check_fields(prefix: str, kind: type[Plan | Round | Means], part: dict[str, Any]) -> None:
+    """The entries of a dict must be the fields of a dataclass, and none that it needs may be missing."""
+    known = {f.name for f in fields(kind)}
+    needed = {f.name for f in fields(kind) if f.default is MISSING}
+    missing, unknown = sorted(needed - set(part)), sorted(set(part) - known)
+    expect(not missing, "tensors", f"all of {', '.join(prefix + n for n in sorted(needed))}", f"no {missing}")
+    expect(not unknown, "tensors", f"fields of {kind.__name__}", [prefix + n for n in unknown])
 
 
 def _is_setting(name: str) -> bool:

@@ -162,14 +162,14 @@ def check_plan(plan: Plan, sizes: Sizes, device: torch.device) -> None:
 
 def check_means(plan: Plan, pair_mask: Tensor | None, key_mask: Tensor | None, query_mask: Tensor | None) -> None:
     """What a plan with virtual rows cannot honour is refused, not ignored."""
-    if plan.query_means is None and plan.key_means is None:
-        return
-    expect(
-        pair_mask is None,
-        "attn_mask",
-        "a key mask, as this plan attends through means and a mean has no row or column in a mask of pairs",
-        None if pair_mask is None else tuple(pair_mask.shape),
-    )
+    for means, axis, wanted, place in (
+        (plan.query_means, 2, "a mask of keys", "row"),
+        (plan.key_means, 3, "a key_mask", "column"),
+    ):
+        if means is not None and pair_mask is not None:
+            fits = pair_mask.shape[axis] == 1
+            reason = f"{wanted}, as this plan attends through means and a mean has no {place} in a mask of pairs"
+            expect(fits, "attn_mask", reason, tuple(pair_mask.shape))
     for name, mask, means in (
         ("key_mask", key_mask, plan.key_means),
         ("query_mask", query_mask, plan.query_means),

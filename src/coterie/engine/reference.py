@@ -165,7 +165,7 @@ class _Attention(torch.autograd.Function):
             found = _gradients(ctx.settings, q, k, v, mask, out, lse, alone, *grads)
         found = tuple(g if need else None for g, need in zip(found, ctx.needs_input_grad[:4], strict=True))
         if torch.is_grad_enabled():
-            found = tuple(None if g is None else _Once.apply(g, q, k, v, *grads) for g in found)
+            found = tuple(None if g is None else _Once.apply(g, q, k, v, mask, *grads) for g in found)
         return *found, None
 
 
@@ -210,7 +210,7 @@ def _gradients(
         finite_q, finite_k = (torch.where(x.isfinite(), x, 0) for x in (tile_q, tile_k))
         _add(grad_q, index, (grad_scores @ finite_k) * settings.scale)
         _add(grad_k, key_index, (grad_scores.mT @ finite_q) * settings.scale)
-        _add(grad_v, key_index, dropped.mT @ grad)
+        _add(grad_v, key_index, _weighted(dropped.mT, meets.mT, grad))
         if grad_mask is not None:
             where = torch.broadcast_tensors(*pairs.mask_index(tile, grad_mask))
             grad_mask.index_put_(where, grad_scores, accumulate=True)
@@ -231,7 +231,7 @@ class _Once(torch.autograd.Function):
     """The identity on a gradient; differentiating it again is refused in words."""
 
     @staticmethod
-    def forward(ctx: Any, grad: Tensor, *depends: Tensor) -> Tensor:
+    def forward(ctx: Any, grad: Tensor, *depends: Tensor | None) -> Tensor:
         return grad.clone()
 
     @staticmethod

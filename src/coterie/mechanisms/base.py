@@ -193,7 +193,7 @@ class Mechanism(ABC):
         check_token_mask("key_mask", key_mask, (sizes.batch, sizes.keys), device)
         check_token_mask("query_mask", query_mask, (sizes.batch, sizes.queries), device)
         check_flag("is_causal", is_causal)
-        expect_int("layer", layer, at_least=0)
+        expect_int("layer", layer, at_least=0, at_most=2**24 - 1)
         if is_causal and self.causality == "none":
             raise ValueError(
                 f"is_causal: expected False for {self.name!r}, whose mean queries would mix the future in, got True"
@@ -276,6 +276,8 @@ def _written(value: object) -> str:
 
 def _read(text: str) -> object:
     text = text.strip()
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
     try:
         return json.loads(text)
     except json.JSONDecodeError:
@@ -329,5 +331,7 @@ def as_mechanism(spec: object) -> Mechanism:
     for item in filter(None, (part.strip() for part in rest.split(","))):
         field, equals, value = item.partition("=")
         expect(bool(equals), "mechanism", "name:field=value,…", repr(spec))
-        settings[field.strip()] = _read(value)
+        field = field.strip()
+        expect(field not in settings, "mechanism", f"{field!r} only once", repr(spec))
+        settings[field] = _read(value)
     return _make(name, settings)

@@ -68,7 +68,7 @@ class QueryClustering(Mechanism):
         expect_int("iterations", iterations, at_least=0)
         expect_choice("space", space, ("hamming", "euclidean"))
         expect_int("bits", bits, at_least=1)
-        expect_int("seed", seed, at_least=0)
+        expect_int("seed", seed, at_least=0, at_most=2**63 - 1)
 
     @staticmethod
     def _cluster(tokens: Tokens, clusters: int, iterations: int, space: str, bits: int, seed: int) -> QueryClusters:

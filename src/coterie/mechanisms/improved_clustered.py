@@ -72,9 +72,9 @@ class ImprovedClustered(QueryClustering):
         counts = (found.offsets[..., 1:] - found.offsets[..., :-1]).clamp(min=1)
         centroids = sums[:, :, :-1] / counts[..., None]
         scores = tokens.scale * (centroids @ tokens.k.mT)
-        scores = scores.masked_fill(~tokens.key_mask[:, None, None], float("-inf"))
         width = min(self.topk, sizes.keys)
-        return top_indices(scores, width), tokens.real_keys[1].clamp(max=width)[:, None, None, None]
+        top = top_indices(scores, tokens.key_mask[:, None, None], width)
+        return top, tokens.real_keys[1].clamp(max=width)[:, None, None, None]
 
     @staticmethod
     def _near(tokens: Tokens, found: QueryClusters, top: Tensor, num_top: Tensor) -> Round:

@@ -29,7 +29,7 @@ class Reformer(Mechanism):
 
     Causality: `mask`. With `strict=True` chunks are counted inside each bucket, from its first key: a query meets the
     keys of its bucket that are in the last chunk begun at its position, and in the chunk before. That depends on
-    earlier tokens alone. Without `is_causal` it changes nothing.
+    earlier tokens (and the number of keys, which sets that of buckets) alone. Without `is_causal` it changes nothing.
 
     Args:
         rounds: hashing rounds.
@@ -55,7 +55,7 @@ class Reformer(Mechanism):
         expect_int("rounds", self.rounds, at_least=1)
         expect_int("chunk_size", self.chunk_size, at_least=1)
         expect_type(isinstance(self.strict, bool), "strict", "a bool", type(self.strict).__name__)
-        expect_int("seed", self.seed, at_least=0)
+        expect_int("seed", self.seed, at_least=0, at_most=2**63 - 1)
 
     def build(self, tokens: Tokens) -> Plan:
         chunks = ((tokens.real_keys[1] + self.chunk_size - 1) // self.chunk_size).clamp(min=1)

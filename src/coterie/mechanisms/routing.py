@@ -46,7 +46,7 @@ class Routing(Mechanism):
         expect_int("clusters", self.clusters, at_least=1)
         expect_int("window", self.window, at_least=1)
         expect_int("iterations", self.iterations, at_least=0)
-        expect_int("seed", self.seed, at_least=0)
+        expect_int("seed", self.seed, at_least=0, at_most=2**63 - 1)
 
     def build(self, tokens: Tokens) -> Plan:
         q, k = _unit(tokens.q), _unit(tokens.k)
@@ -57,9 +57,8 @@ class Routing(Mechanism):
         centroids = _unit(centroids)
         labels = nearest(q, centroids)
         query_order, query_offsets = group_by(labels, tokens.query_mask[:, None], self.clusters)
-        scores = (centroids @ k.mT).masked_fill(~tokens.key_mask[:, None, None], float("-inf"))
         width = min(self.window, tokens.sizes.keys)
-        top = top_indices(scores, width)
+        top = top_indices(centroids @ k.mT, tokens.key_mask[:, None, None], width)
         count = tokens.real_keys[1].clamp(max=width)[:, None]
         start = (torch.arange(self.clusters, device=tokens.device) * width).expand(tokens.sizes.batch, -1)
         return tokens.plan(

@@ -58,7 +58,7 @@ class Smyrf(Mechanism):
         expect_choice("transform", self.transform, hashing.TRANSFORMS)
         expect_choice("hash", self.hash, hashing.HASHES)
         expect_choice("duplicates", self.duplicates, ("count", "once"))
-        expect_int("seed", self.seed, at_least=0)
+        expect_int("seed", self.seed, at_least=0, at_most=2**63 - 1)
         expect_type(isinstance(self.resample, bool), "resample", "a bool", type(self.resample).__name__)
 
     def build(self, tokens: Tokens) -> Plan:

@@ -49,7 +49,7 @@ class TopK(Mechanism):
             if tokens.causal:
                 seen = seen & (positions <= tokens.query_positions[:, part, None])
             scores = tokens.scale * (tokens.q[:, :, part] @ tokens.k.mT)
-            tops.append(top_indices(scores.masked_fill(~seen[:, None], float("-inf")), width))
+            tops.append(top_indices(scores, seen[:, None], width))
             counts.append(seen.sum(-1).clamp(max=width))
         lead = (sizes.batch, sizes.heads)
         top = torch.cat(tops, 2) if tops else torch.zeros(*lead, 0, width, dtype=torch.int64, device=tokens.device)
