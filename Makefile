@@ -9,7 +9,7 @@ STAMP  := $(VENV)/.installed
 setup: $(STAMP)
 
 # torch comes first and exactly pinned: a range would pull gigabytes of CUDA packages.
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml $(wildcard native/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet torch==2.13.0
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'

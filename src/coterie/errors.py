@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+SECOND_DERIVATIVE = (
+    "coterie.attention has no second derivative: its backward pass recomputes scores and is not itself "
+    "differentiable. Use first-order gradients, or torch's scaled_dot_product_attention where you need more."
+)
+
 
 def expect(condition: bool, name: str, expected: str, got: object) -> None:
     """Raise `ValueError: name: expected …, got …` unless the condition holds.

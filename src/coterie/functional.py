@@ -136,7 +136,7 @@ def attention(
     if split.key_mask is not None:
         key_mask = split.key_mask if key_mask is None else key_mask & split.key_mask
     query_mask = self_query_mask(query_mask, key_mask, sizes)
-    choose_backend(backend)
+    chosen_backend = choose_backend(backend, q.device, q.dtype)
     masks: dict[str, Tensor | None] = {"key_mask": None, "query_mask": None}
     if plan is None:
         chosen = as_mechanism(mechanism)
@@ -156,7 +156,9 @@ def attention(
         masks = {"key_mask": key_mask, "query_mask": query_mask}
     check_means(plan, split.pair_mask, **masks)
     plan.validate()
-    attended = execute(q, k, v, plan, split.pair_mask, scale=scale, dropout_p=dropout_p, **masks)
+    attended = execute(
+        q, k, v, plan, split.pair_mask, backend=chosen_backend, scale=scale, dropout_p=dropout_p, **masks
+    )
     return attended if return_lse else attended.out
 
 
@@ -228,7 +230,7 @@ def attention_varlen(
     check_tensors(*packed, enable_gqa=enable_gqa)
     check_dropout(dropout_p)
     check_scale(scale, q.shape[-1])
-    choose_backend(backend)
+    choose_backend(backend, packed[0].device, packed[0].dtype)
     kind = torch.promote_types(packed[0].dtype, torch.float32)
     outs = [packed[2].new_zeros(1, q.shape[1], 0, v.shape[-1])]
     lses = [packed[0].new_zeros(1, q.shape[1], 0, dtype=kind)]

@@ -18,16 +18,11 @@ from coterie.arguments import (
     split_mask,
 )
 from coterie.draws import fresh_seed
-from coterie.engine import reference
-from coterie.engine.reference import Settings
+from coterie.engine import native, reference
 from coterie.errors import expect, expect_choice, expect_type
 from coterie.plan import Duplicates, Means, Plan
 
 BACKENDS = ("auto", "reference", "native", "triton")
-_MISSING = {
-    "native": "the C++ engine for CPUs is not part of this version of Coterie",
-    "triton": "the Triton kernels for GPUs are not part of this version of Coterie",
-}
 
 
 class Attended(NamedTuple):
@@ -44,15 +39,31 @@ def backends() -> dict[str, str]:
     >>> coterie.backends()["reference"]
     'available'
     """
-    return {"reference": "available", **_MISSING}
+    return {
+        "reference": "available",
+        "native": native.why_not() or f"available ({native.instruction_set()})",
+        "triton": "the Triton kernels for GPUs are not part of this version of Coterie",
+    }
 
 
-def choose_backend(backend: str) -> str:
-    """The backend that runs; an explicit choice that cannot run is an error, never replaced by another."""
+def choose_backend(backend: str, device: torch.device, dtype: torch.dtype) -> str:
+    """The backend that runs; an explicit choice that cannot run is an error, never replaced by another.
+
+    "auto" is native for float32, bfloat16 and float16 on the CPU where it was built, and the reference elsewhere.
+    """
     expect_choice("backend", backend, BACKENDS)
-    if backend in _MISSING:
-        raise RuntimeError(f"backend={backend!r} is not available: {_MISSING[backend]}.")
-    return "reference"
+    fits = device.type == "cpu" and dtype != torch.float64
+    if backend == "auto":
+        return "native" if fits and not native.why_not() else "reference"
+    state = backends()[backend]
+    if not state.startswith("available"):
+        raise RuntimeError(f"backend={backend!r} is not available: {state}.")
+    if backend == "native" and not fits:
+        raise RuntimeError(
+            f"backend='native' is not available: it takes float32, bfloat16 and float16 on the CPU, "
+            f"not {dtype} on {device}."
+        )
+    return backend
 
 
 def grouped_attention(
@@ -113,7 +124,7 @@ def grouped_attention(
     if split.key_mask is not None:
         key_mask = split.key_mask if key_mask is None else key_mask & split.key_mask
     check_means(plan, split.pair_mask, key_mask, query_mask)
-    choose_backend(backend)
+    chosen = choose_backend(backend, q.device, q.dtype)
     plan.validate()
     return execute(
         q,
@@ -121,6 +132,7 @@ def grouped_attention(
         v,
         plan,
         split.pair_mask,
+        backend=chosen,
         scale=scale,
         dropout_p=dropout_p,
         key_mask=key_mask,
@@ -135,21 +147,31 @@ def execute(
     plan: Plan,
     pair_mask: Tensor | None,
     *,
+    backend: str,
     scale: float,
     dropout_p: float,
     key_mask: Tensor | None,
     query_mask: Tensor | None,
 ) -> Attended:
     """Run a checked call."""
-    seed = fresh_seed() if dropout_p > 0.0 else None
-    settings = Settings(plan, scale, dropout_p, seed, key_mask, query_mask)
+    attend = native.attend if backend == "native" else reference.attend
     with torch.autocast(q.device.type, enabled=False):
         rows = (
             _with_means(q, plan.query_means),
             _with_means(k, plan.key_means),
             _with_means(v, plan.key_means),
         )
-        out, lse = _borrow(plan, *reference.attend(*rows, pair_mask, settings))
+        out, lse = attend(
+            *rows,
+            pair_mask,
+            plan,
+            scale=scale,
+            dropout_p=dropout_p,
+            seed=fresh_seed() if dropout_p > 0.0 else None,
+            key_mask=key_mask,
+            query_mask=query_mask,
+        )
+        out, lse = _borrow(plan, out, lse)
     return Attended(out.to(q.dtype), lse)
 
 

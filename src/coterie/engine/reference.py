@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from coterie.draws import keep_pairs
+from coterie.errors import SECOND_DERIVATIVE
 from coterie.plan import Plan
 from coterie.tiles import Multiplicity, PlanTiles, Tile
 
@@ -236,13 +237,23 @@ class _Once(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> NoReturn:
-        raise RuntimeError(
-            "coterie.attention has no second derivative: its backward pass recomputes scores and is not itself "
-            "differentiable. Use first-order gradients, or torch's scaled_dot_product_attention where you need more."
-        )
+        raise RuntimeError(SECOND_DERIVATIVE)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, settings: Settings) -> tuple[Tensor, Tensor]:
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    plan: Plan,
+    *,
+    scale: float,
+    dropout_p: float,
+    seed: Tensor | None,
+    key_mask: Tensor | None,
+    query_mask: Tensor | None,
+) -> tuple[Tensor, Tensor]:
     """(out, lse) for every real and virtual query row, in the dtype of accumulation."""
+    settings = Settings(plan, scale, dropout_p, seed, key_mask, query_mask)
     result: tuple[Tensor, Tensor] = _Attention.apply(q, k, v, mask, settings)
     return result

@@ -1,0 +1,100 @@
+// What the kernels read and write: rows of floats of any width, and the tensors of a plan.
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace coterie {
+
+enum class Kind { f32, bf16, f16 };
+
+// (batch, heads, rows, dim); strides in elements, the last one is 1.
+struct Rows {
+    const void* data = nullptr;
+    Kind kind = Kind::f32;
+    int64_t batch_stride = 0, head_stride = 0, row_stride = 0;
+    int64_t rows = 0, dim = 0;
+
+    const char* row(int64_t batch, int64_t head, int64_t index) const {
+        int64_t size = kind == Kind::f32 ? 4 : 2;
+        return static_cast<const char*>(data) + size * (batch * batch_stride + head * head_stride + index * row_stride);
+    }
+};
+
+// (batch, heads, length) int32 with a contiguous last axis; heads may share memory.
+struct Index {
+    const int32_t* data = nullptr;
+    int64_t batch_stride = 0, head_stride = 0, length = 0;
+
+    explicit operator bool() const { return data != nullptr; }
+    const int32_t* at(int64_t batch, int64_t head) const { return data + batch * batch_stride + head * head_stride; }
+};
+
+struct Round {
+    Index query_order, query_offsets, key_order, key_start, key_stop;
+    const float* bias = nullptr;  // (batch, heads, Mk), contiguous
+    const int32_t* skip = nullptr;  // (batch, heads, Mq, skips), contiguous
+    int64_t skips = 0;
+    bool windowed = false;
+    int64_t low = 0, high = 0;
+
+    int64_t groups() const { return key_start.length; }
+};
+
+// A mask of pairs (batch, heads, Nq, Nk): float to add, or bytes of which 0 forbids.
+struct PairMask {
+    const void* data = nullptr;
+    bool is_float = false;
+    int64_t strides[4] = {0, 0, 0, 0};
+
+    explicit operator bool() const { return data != nullptr; }
+    int64_t offset(int64_t b, int64_t h, int64_t i, int64_t j) const {
+        return b * strides[0] + h * strides[1] + i * strides[2] + j * strides[3];
+    }
+};
+
+struct Call {
+    int64_t batch = 0, heads = 0, key_heads = 0;
+    int64_t num_queries = 0, num_keys = 0;  // real rows; q, k and v may have virtual ones behind
+    Rows q, k, v;
+    std::vector<Round> rounds;
+    const int32_t* offset = nullptr;  // (batch)
+    bool causal = false, once = false;
+    const int32_t* self_keys = nullptr;  // (batch, Nq)
+    const int32_t* query_positions = nullptr;  // of virtual rows, (batch, heads, rows − Nq)
+    const int32_t* key_positions = nullptr;  // of virtual rows, (batch, key heads, rows − Nk)
+    PairMask mask;
+    const uint8_t* key_mask = nullptr;  // (batch, Nk), on top of the plan
+    const uint8_t* query_mask = nullptr;  // (batch, Nq)
+    float scale = 1;
+    double dropout_p = 0;
+    uint64_t seed = 0;
+    int threads = 1;
+};
+
+struct Forward {
+    float* out;  // (batch, heads, query rows, value dim), contiguous
+    float* lse;  // (batch, heads, query rows)
+    uint8_t* alone;  // (batch, heads, Nq): who fell back on itself; null unless there are self keys
+};
+
+struct Backward {
+    const float *out, *lse;
+    const uint8_t* alone;
+    Rows grad_out;
+    const float* grad_lse;
+    float *grad_q, *grad_k, *grad_v;  // contiguous, zeroed
+    float* grad_mask;  // contiguous over the mask's own shape, zeroed; null unless asked for
+    int64_t grad_mask_strides[4];
+};
+
+struct Malformed : std::invalid_argument {
+    using std::invalid_argument::invalid_argument;
+};
+
+// Throws Malformed unless every index of the plan is in range and no query is twice in a round.
+void check_plan(const Call& call);
+
+}  // namespace coterie

@@ -1,0 +1,158 @@
+// Python's view of the kernels: tensors come in and go out through DLPack, and the GIL is free while they work.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <tuple>
+#include <vector>
+
+#include "attention.h"
+#include "planning.h"
+
+namespace nb = nanobind;
+using namespace coterie;
+
+using Any = nb::ndarray<nb::device::cpu>;
+using Floats = nb::ndarray<float, nb::c_contig, nb::device::cpu>;
+using Doubles = nb::ndarray<double, nb::c_contig, nb::device::cpu>;
+using Bytes = nb::ndarray<uint8_t, nb::c_contig, nb::device::cpu>;
+using Ints = nb::ndarray<int32_t, nb::device::cpu>;
+
+static Kind kind_of(const Any& x) {
+    nb::dlpack::dtype type = x.dtype();
+    if (type.lanes == 1 && type.code == static_cast<uint8_t>(nb::dlpack::dtype_code::Float) && type.bits == 32) return Kind::f32;
+    if (type.lanes == 1 && type.code == static_cast<uint8_t>(nb::dlpack::dtype_code::Float) && type.bits == 16) return Kind::f16;
+    if (type.lanes == 1 && type.code == static_cast<uint8_t>(nb::dlpack::dtype_code::Bfloat) && type.bits == 16) return Kind::bf16;
+    throw Malformed("expected float32, bfloat16 or float16");
+}
+
+static Rows rows_of(const Any& x) {
+    if (x.ndim() != 4 || (x.shape(3) > 1 && x.stride(3) != 1)) throw Malformed("expected (B, H, N, D) with a contiguous last axis");
+    return {x.data(),
+            kind_of(x),
+            x.stride(0),
+            x.stride(1),
+            x.stride(2),
+            static_cast<int64_t>(x.shape(2)),
+            static_cast<int64_t>(x.shape(3))};
+}
+
+static Index index_of(const Ints& x) {
+    if (x.ndim() != 3 || (x.shape(2) > 1 && x.stride(2) != 1)) throw Malformed("expected (B, H, N) int32 with a contiguous last axis");
+    return {x.data(), x.stride(0), x.stride(1), static_cast<int64_t>(x.shape(2))};
+}
+
+// What forward and backward share. `layout` holds, for each round: has bias, has skip, has window, low, high.
+struct Tensors {
+    Any q, k, v;
+    std::vector<Ints> rounds;
+    std::vector<Floats> biases;
+    std::vector<Ints> skips;
+    std::vector<int64_t> layout;
+    Ints offset;
+    std::optional<Ints> self_keys, query_positions, key_positions;
+    std::optional<Any> mask;
+    std::optional<Bytes> key_mask, query_mask;
+};
+
+static Call call_of(const Tensors& t, int64_t num_queries, int64_t num_keys, bool causal, bool once, double scale,
+                    double dropout_p, int64_t seed, int threads) {
+    Call call;
+    call.batch = t.q.shape(0);
+    call.heads = t.q.shape(1);
+    call.key_heads = t.k.shape(1);
+    call.num_queries = num_queries;
+    call.num_keys = num_keys;
+    call.q = rows_of(t.q);
+    call.k = rows_of(t.k);
+    call.v = rows_of(t.v);
+    size_t bias = 0, skip = 0;
+    for (size_t r = 0; 5 * r < t.layout.size(); r++) {
+        Round round;
+        Index* parts[] = {&round.query_order, &round.query_offsets, &round.key_order, &round.key_start, &round.key_stop};
+        for (int p = 0; p < 5; p++) {
+            *parts[p] = index_of(t.rounds.at(5 * r + p));
+            if (int64_t(t.rounds[5 * r + p].shape(0)) != call.batch || int64_t(t.rounds[5 * r + p].shape(1)) != call.heads)
+                throw Malformed("expected a plan for this batch and these heads");
+        }
+        if (round.query_offsets.length != round.groups() + 1 || round.key_stop.length != round.groups())
+            throw Malformed("expected as many offsets as groups");
+        if (t.layout[5 * r]) round.bias = t.biases.at(bias++).data();
+        if (t.layout[5 * r + 1]) {
+            round.skips = t.skips.at(skip).shape(3);
+            round.skip = t.skips[skip++].data();
+        }
+        round.windowed = t.layout[5 * r + 2];
+        round.low = t.layout[5 * r + 3];
+        round.high = t.layout[5 * r + 4];
+        call.rounds.push_back(round);
+    }
+    call.offset = t.offset.data();
+    call.causal = causal;
+    call.once = once;
+    if (t.self_keys) call.self_keys = t.self_keys->data();
+    if (t.query_positions) call.query_positions = t.query_positions->data();
+    if (t.key_positions) call.key_positions = t.key_positions->data();
+    if (t.mask) {
+        call.mask.data = t.mask->data();
+        call.mask.is_float = t.mask->dtype() == nb::dtype<float>();
+        for (int axis = 0; axis < 4; axis++) call.mask.strides[axis] = t.mask->shape(axis) > 1 ? t.mask->stride(axis) : 0;
+    }
+    if (t.key_mask) call.key_mask = t.key_mask->data();
+    if (t.query_mask) call.query_mask = t.query_mask->data();
+    call.scale = static_cast<float>(scale);
+    call.dropout_p = dropout_p;
+    call.seed = static_cast<uint64_t>(seed);
+    call.threads = threads;
+    return call;
+}
+
+NB_MODULE(_native, m) {
+    nb::exception<Malformed>(m, "Malformed", PyExc_ValueError);
+    nb::class_<Tensors>(m, "Tensors")
+        .def(nb::init<Any, Any, Any, std::vector<Ints>, std::vector<Floats>, std::vector<Ints>, std::vector<int64_t>, Ints,
+                      std::optional<Ints>, std::optional<Ints>, std::optional<Ints>, std::optional<Any>,
+                      std::optional<Bytes>, std::optional<Bytes>>(),
+             nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("rounds"), nb::arg("biases"), nb::arg("skips"),
+             nb::arg("layout"), nb::arg("offset"), nb::arg("self_keys").none(), nb::arg("query_positions").none(),
+             nb::arg("key_positions").none(), nb::arg("mask").none(), nb::arg("key_mask").none(),
+             nb::arg("query_mask").none());
+    m.def(
+        "forward",
+        [](const Tensors& t, int64_t num_queries, int64_t num_keys, bool causal, bool once, double scale,
+           double dropout_p, int64_t seed, int threads, Floats out, Floats lse, std::optional<Bytes> alone) {
+            Call call = call_of(t, num_queries, num_keys, causal, once, scale, dropout_p, seed, threads);
+            Forward result{out.data(), lse.data(), alone ? alone->data() : nullptr};
+            nb::gil_scoped_release free;
+            check_plan(call);
+            attention_kernels().forward(call, result);
+        },
+        nb::arg("tensors"), nb::arg("num_queries"), nb::arg("num_keys"), nb::arg("causal"), nb::arg("once"),
+        nb::arg("scale"), nb::arg("dropout_p"), nb::arg("seed"), nb::arg("threads"), nb::arg("out"), nb::arg("lse"),
+        nb::arg("alone").none());
+    m.def(
+        "backward",
+        [](const Tensors& t, int64_t num_queries, int64_t num_keys, bool causal, bool once, double scale,
+           double dropout_p, int64_t seed, int threads, Floats out, Floats lse, std::optional<Bytes> alone, Any grad_out,
+           Floats grad_lse, Floats grad_q, Floats grad_k, Floats grad_v, std::optional<Floats> grad_mask) {
+            Call call = call_of(t, num_queries, num_keys, causal, once, scale, dropout_p, seed, threads);
+            Backward result{out.data(), lse.data(), alone ? alone->data() : nullptr, rows_of(grad_out), grad_lse.data(),
+                            grad_q.data(), grad_k.data(), grad_v.data(), grad_mask ? grad_mask->data() : nullptr, {}};
+            if (grad_mask)
+                for (int axis = 0; axis < 4; axis++)
+                    result.grad_mask_strides[axis] = grad_mask->shape(axis) > 1 ? grad_mask->stride(axis) : 0;
+            nb::gil_scoped_release free;
+            check_plan(call);
+            attention_kernels().backward(call, result);
+        },
+        nb::arg("tensors"), nb::arg("num_queries"), nb::arg("num_keys"), nb::arg("causal"), nb::arg("once"),
+        nb::arg("scale"), nb::arg("dropout_p"), nb::arg("seed"), nb::arg("threads"), nb::arg("out"), nb::arg("lse"),
+        nb::arg("alone").none(), nb::arg("grad_out"), nb::arg("grad_lse"), nb::arg("grad_q"), nb::arg("grad_k"),
+        nb::arg("grad_v"), nb::arg("grad_mask").none());
+    m.def("instruction_set", [] { return std::string(attention_kernels().name); });
+    register_planning(m);
+}

@@ -1,0 +1,43 @@
+// Philox4x32-10, as in coterie/draws.py: every draw is a function of (seed, counter).
+#pragma once
+
+#include <array>
+#include <cmath>
+#include <cstdint>
+
+namespace coterie {
+
+enum Stream : uint32_t { kProjection = 1, kOffset = 2, kRotation = 3, kHyperplane = 4, kStarts = 5, kDropout = 6 };
+
+inline std::array<uint32_t, 4> philox(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint64_t seed) {
+    uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
+    for (int round = 0; round < 10; round++) {
+        uint64_t p0 = uint64_t{0xD2511F53} * c0, p1 = uint64_t{0xCD9E8D57} * c2;
+        uint32_t n0 = static_cast<uint32_t>(p1 >> 32) ^ c1 ^ k0, n2 = static_cast<uint32_t>(p0 >> 32) ^ c3 ^ k1;
+        c1 = static_cast<uint32_t>(p1);
+        c3 = static_cast<uint32_t>(p0);
+        c0 = n0;
+        c2 = n2;
+        k0 += 0x9E3779B9;
+        k1 += 0xBB67AE85;
+    }
+    return {c0, c1, c2, c3};
+}
+
+inline double unit(uint32_t word) { return (word + 0.5) / 4294967296.0; }
+
+inline uint32_t purpose(Stream stream, int64_t layer) { return (static_cast<uint32_t>(layer) << 8) | stream; }
+
+inline double uniform(Stream stream, uint32_t a, uint32_t b, uint32_t c, uint64_t seed, int64_t layer) {
+    return unit(philox(a, b, c, purpose(stream, layer), seed)[0]);
+}
+
+// A standard normal draw, rounded to float32 so that every libm agrees.
+inline double normal(Stream stream, uint32_t a, uint32_t b, uint32_t c, uint64_t seed, int64_t layer) {
+    auto words = philox(a, b, c, purpose(stream, layer), seed);
+    constexpr double pi = 3.141592653589793238462643383279502884;
+    double draw = std::sqrt(-2.0 * std::log(unit(words[0]))) * std::cos(2.0 * pi * unit(words[1]));
+    return static_cast<double>(static_cast<float>(draw));
+}
+
+}  // namespace coterie

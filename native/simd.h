@@ -1,0 +1,143 @@
+// Sixteen floats at a time: one AVX-512 register, two AVX2 registers, or a plain array that any compiler vectorises.
+// Compiled once per instruction set; COTERIE_ISA is the namespace of that copy.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX2__) || defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+#ifndef COTERIE_ISA
+#error "COTERIE_ISA must name the instruction set of this copy"
+#endif
+
+namespace coterie::COTERIE_ISA {
+
+constexpr int kLanes = 16;
+
+#if defined(__AVX512F__)
+
+struct Vec {
+    __m512 x;
+};
+inline Vec load(const float* p) { return {_mm512_loadu_ps(p)}; }
+inline void store(float* p, Vec a) { _mm512_storeu_ps(p, a.x); }
+inline Vec splat(float a) { return {_mm512_set1_ps(a)}; }
+inline Vec operator+(Vec a, Vec b) { return {_mm512_add_ps(a.x, b.x)}; }
+inline Vec operator-(Vec a, Vec b) { return {_mm512_sub_ps(a.x, b.x)}; }
+inline Vec operator*(Vec a, Vec b) { return {_mm512_mul_ps(a.x, b.x)}; }
+inline Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.x, b.x, c.x)}; }
+inline Vec max(Vec a, Vec b) { return {_mm512_max_ps(a.x, b.x)}; }  // b if either is NaN
+inline Vec min(Vec a, Vec b) { return {_mm512_min_ps(a.x, b.x)}; }
+inline Vec round(Vec a) { return {_mm512_roundscale_ps(a.x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+// 2^n for an integral n in [-127, 127], 0 at -127.
+inline Vec exp2i(Vec n) {
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n.x), _mm512_set1_epi32(127)), 23))};
+}
+inline Vec zero_below(Vec value, Vec x, float limit) {
+    return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(x.x, _mm512_set1_ps(limit), _CMP_LT_OQ), value.x, _mm512_setzero_ps())};
+}
+// a where x > -inf or x is NaN, else 0.
+inline Vec where_met(Vec x, Vec a) {
+    __mmask16 met = _mm512_cmp_ps_mask(x.x, _mm512_set1_ps(-INFINITY), _CMP_NEQ_UQ);
+    return {_mm512_maskz_mov_ps(met, a.x)};
+}
+
+#elif defined(__AVX2__)
+
+struct Vec {
+    __m256 lo, hi;
+};
+inline Vec load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline void store(float* p, Vec a) {
+    _mm256_storeu_ps(p, a.lo);
+    _mm256_storeu_ps(p + 8, a.hi);
+}
+inline Vec splat(float a) { return {_mm256_set1_ps(a), _mm256_set1_ps(a)}; }
+inline Vec operator+(Vec a, Vec b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
+inline Vec operator-(Vec a, Vec b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
+inline Vec operator*(Vec a, Vec b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
+inline Vec fma(Vec a, Vec b, Vec c) { return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)}; }
+inline Vec max(Vec a, Vec b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
+inline Vec min(Vec a, Vec b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
+inline __m256 round8(__m256 a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+inline Vec round(Vec a) { return {round8(a.lo), round8(a.hi)}; }
+inline __m256 exp2i8(__m256 n) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
+}
+inline Vec exp2i(Vec n) { return {exp2i8(n.lo), exp2i8(n.hi)}; }
+inline Vec zero_below(Vec value, Vec x, float limit) {
+    __m256 l = _mm256_set1_ps(limit);
+    return {_mm256_andnot_ps(_mm256_cmp_ps(x.lo, l, _CMP_LT_OQ), value.lo),
+            _mm256_andnot_ps(_mm256_cmp_ps(x.hi, l, _CMP_LT_OQ), value.hi)};
+}
+inline Vec where_met(Vec x, Vec a) {
+    __m256 none = _mm256_set1_ps(-INFINITY);
+    return {_mm256_and_ps(_mm256_cmp_ps(x.lo, none, _CMP_NEQ_UQ), a.lo),
+            _mm256_and_ps(_mm256_cmp_ps(x.hi, none, _CMP_NEQ_UQ), a.hi)};
+}
+
+#else
+
+struct Vec {
+    float x[kLanes];
+};
+#define COTERIE_LANES(expression)                  \
+    Vec r;                                         \
+    for (int i = 0; i < kLanes; i++) r.x[i] = (expression); \
+    return r
+inline Vec load(const float* p) { COTERIE_LANES(p[i]); }
+inline void store(float* p, Vec a) { std::memcpy(p, a.x, sizeof a.x); }
+inline Vec splat(float a) { COTERIE_LANES(a); }
+inline Vec operator+(Vec a, Vec b) { COTERIE_LANES(a.x[i] + b.x[i]); }
+inline Vec operator-(Vec a, Vec b) { COTERIE_LANES(a.x[i] - b.x[i]); }
+inline Vec operator*(Vec a, Vec b) { COTERIE_LANES(a.x[i] * b.x[i]); }
+inline Vec fma(Vec a, Vec b, Vec c) { COTERIE_LANES(a.x[i] * b.x[i] + c.x[i]); }
+inline Vec max(Vec a, Vec b) { COTERIE_LANES(a.x[i] > b.x[i] ? a.x[i] : b.x[i]); }
+inline Vec min(Vec a, Vec b) { COTERIE_LANES(a.x[i] < b.x[i] ? a.x[i] : b.x[i]); }
+inline Vec round(Vec a) { COTERIE_LANES(std::nearbyintf(a.x[i])); }
+inline Vec exp2i(Vec n) {
+    Vec r;
+    for (int i = 0; i < kLanes; i++) {
+        // A NaN must not be converted; what comes out is multiplied by one.
+        int32_t bits = n.x[i] == n.x[i] ? (static_cast<int32_t>(n.x[i]) + 127) * (1 << 23) : 0x3f800000;
+        std::memcpy(&r.x[i], &bits, 4);
+    }
+    return r;
+}
+inline Vec zero_below(Vec value, Vec x, float limit) { COTERIE_LANES(x.x[i] < limit ? 0.0f : value.x[i]); }
+inline Vec where_met(Vec x, Vec a) { COTERIE_LANES(x.x[i] != -INFINITY ? a.x[i] : 0.0f); }
+#undef COTERIE_LANES
+
+#endif
+
+inline float sum(Vec a) {
+    float x[kLanes];
+    store(x, a);
+    for (int step = kLanes / 2; step; step /= 2)
+        for (int i = 0; i < step; i++) x[i] += x[i + step];
+    return x[0];
+}
+inline float highest(Vec a) {
+    float x[kLanes];
+    store(x, a);
+    for (int step = kLanes / 2; step; step /= 2)
+        for (int i = 0; i < step; i++) x[i] = x[i] > x[i + step] ? x[i] : x[i + step];
+    return x[0];
+}
+
+// e^x to about one unit in the last place: x = n·ln 2 + r with |r| ≤ ln 2 / 2, and a polynomial in r. NaN stays NaN.
+inline Vec exp(Vec x) {
+    Vec bounded = min(splat(88.0f), max(splat(-87.0f), x));
+    Vec n = round(bounded * splat(1.44269504088896341f));
+    Vec r = fma(n, splat(-0.693359375f), bounded);
+    r = fma(n, splat(2.12194440e-4f), r);
+    Vec p = splat(1.0f / 5040);
+    for (float c : {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f}) p = fma(p, r, splat(c));
+    return zero_below(p * exp2i(n), x, -87.0f);
+}
+
+}  // namespace coterie::COTERIE_ISA
