@@ -74,6 +74,20 @@ inline void read_row(const char* from, Kind kind, int64_t dim, float* to) {
     }
 }
 
+// Ask for rows that will be read soon. Groups gather from all over a head, so the next one's rows are fetched while
+// this one computes.
+inline void prefetch_rows(const Rows& from, int64_t batch, int64_t head, const int32_t* index, int64_t count) {
+#if defined(__GNUC__) || defined(__clang__)
+    int64_t size = from.dim * (from.kind == Kind::f32 ? 4 : 2);
+    for (int64_t i = 0; i < std::min<int64_t>(count, kRowBlock); i++) {
+        const char* row = from.row(batch, head, index[i]);
+        for (int64_t line = 0; line < size; line += 64) __builtin_prefetch(row + line, 0, 2);
+    }
+#else
+    (void)from, (void)batch, (void)head, (void)index, (void)count;
+#endif
+}
+
 inline bool all_finite(const float* x, int64_t count) {
     Vec total = splat(0);
     int64_t i = 0;
@@ -303,6 +317,8 @@ inline void settle_scores(const Call& call, const Group& group, int64_t first_ro
         for (int64_t j = 0; j < keys; j++)
             positions[j] = static_cast<int32_t>(key_position(call, b, group.key_head, key[j]));
     bool real_masks = call.mask || call.key_mask || call.query_mask;
+    if (width == keys && !placed && !real_masks && !multiplicity && !(round && (round->bias || round->skip))) return;
+    bool ascending = round && round->skip && std::is_sorted(key, key + keys);
     for (int64_t i = 0; i < rows; i++) {
         float* row = scores + i * stride;
         int64_t query = group.rows[first_row + i];
@@ -345,8 +361,14 @@ inline void settle_scores(const Call& call, const Group& group, int64_t first_ro
         if (round && round->skip) {
             const int32_t* skip =
                 round->skip + (bh * round->query_order.length + group.first_slot + first_row + i) * round->skips;
-            for (int64_t j = 0; j < keys; j++)
-                if (std::binary_search(skip, skip + round->skips, key[j])) row[j] = kNone;
+            if (ascending) {
+                for (const int32_t* s = skip; s < skip + round->skips; s++)
+                    for (auto found = std::lower_bound(key, key + keys, *s); found < key + keys && *found == *s; found++)
+                        row[found - key] = kNone;
+            } else {
+                for (int64_t j = 0; j < keys; j++)
+                    if (std::binary_search(skip, skip + round->skips, key[j])) row[j] = kNone;
+            }
         }
     }
 }
@@ -415,7 +437,7 @@ struct ForwardWorker {
         return true;
     }
 
-    void run(const Group& group) {
+    void run(const Group& group, const Group* next = nullptr) {
         if (!group.row_count || !group.key_count) return;
         int64_t bh = group.batch * call.heads + group.head;
         if (multiplicity) multiplicity->enter(bh);
@@ -434,16 +456,19 @@ struct ForwardWorker {
                     finite = gather_values(group, first_key, key_count);
                     gathered = true;
                 }
+                if (next) prefetch_rows(call.k, next->batch, next->key_head, next->keys, next->key_count);
                 multiply<false>(row_count, key_count, dim, query, dim, 1, keys, dim, scores, kKeyBlock);
                 settle_scores(call, group, first_row, row_count, first_key, key_count, scores, kKeyBlock, multiplicity.get());
-                accumulate(group, first_row, row_count, first_key, key_count, finite);
+                if (next) prefetch_rows(call.q, next->batch, next->head, next->rows, next->row_count);
+                accumulate(group, first_row, row_count, first_key, key_count, finite, next);
+                next = nullptr;
             }
         }
     }
 
     // Softmax weights of a block of settled scores, added to the rows' running sums.
     void accumulate(const Group& group, int64_t first_row, int64_t row_count, int64_t first_key, int64_t key_count,
-                    bool finite) {
+                    bool finite, const Group* next) {
         int64_t width = padded(key_count), bh = group.batch * call.heads + group.head;
         float fades[kRowBlock];
         for (int64_t i = 0; i < row_count; i++) {
@@ -474,6 +499,7 @@ struct ForwardWorker {
                     if (row[j] != 0) row[j] *= keep(call, bh, group.rows[first_row + i], group.keys[first_key + j]);
         }
         if (!finite) return;
+        if (next) prefetch_rows(call.v, next->batch, next->key_head, next->keys, next->key_count);
         multiply<false>(row_count, value_dim, key_count, scores, kKeyBlock, 1, values, kKeyBlock, partial, value_width);
         for (int64_t i = 0; i < row_count; i++) {
             float* out = result.out + (bh * call.q.rows + group.rows[first_row + i]) * value_dim;
@@ -549,7 +575,10 @@ inline void forward(const Call& call, const Forward& result) {
         parallel_for(heads, call.threads, [&](int64_t bh, int who) {
             ForwardWorker& worker = worker_at(who);
             for (auto& round : call.rounds)
-                for (int64_t g = 0; g < round.groups(); g++) worker.run(group_at(call, round, bh, g));
+                for (int64_t g = 0; g < round.groups(); g++) {
+                    Group next = group_at(call, round, bh, std::min(g + 1, round.groups() - 1));
+                    worker.run(group_at(call, round, bh, g), &next);
+                }
             finish(bh, worker);
         });
         return;

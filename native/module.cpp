@@ -10,8 +10,7 @@
 #include <tuple>
 #include <vector>
 
-#include "attention.h"
-#include "planning.h"
+#include "kernels.h"
 
 namespace nb = nanobind;
 using namespace coterie;
@@ -19,6 +18,7 @@ using namespace coterie;
 using Any = nb::ndarray<nb::device::cpu>;
 using Floats = nb::ndarray<float, nb::c_contig, nb::device::cpu>;
 using Doubles = nb::ndarray<double, nb::c_contig, nb::device::cpu>;
+using Longs = nb::ndarray<int64_t, nb::c_contig, nb::device::cpu>;
 using Bytes = nb::ndarray<uint8_t, nb::c_contig, nb::device::cpu>;
 using Ints = nb::ndarray<int32_t, nb::device::cpu>;
 
@@ -129,7 +129,7 @@ NB_MODULE(_native, m) {
             Forward result{out.data(), lse.data(), alone ? alone->data() : nullptr};
             nb::gil_scoped_release free;
             check_plan(call);
-            attention_kernels().forward(call, result);
+            kernels().forward(call, result);
         },
         nb::arg("tensors"), nb::arg("num_queries"), nb::arg("num_keys"), nb::arg("causal"), nb::arg("once"),
         nb::arg("scale"), nb::arg("dropout_p"), nb::arg("seed"), nb::arg("threads"), nb::arg("out"), nb::arg("lse"),
@@ -147,12 +147,64 @@ NB_MODULE(_native, m) {
                     result.grad_mask_strides[axis] = grad_mask->shape(axis) > 1 ? grad_mask->stride(axis) : 0;
             nb::gil_scoped_release free;
             check_plan(call);
-            attention_kernels().backward(call, result);
+            kernels().backward(call, result);
         },
         nb::arg("tensors"), nb::arg("num_queries"), nb::arg("num_keys"), nb::arg("causal"), nb::arg("once"),
         nb::arg("scale"), nb::arg("dropout_p"), nb::arg("seed"), nb::arg("threads"), nb::arg("out"), nb::arg("lse"),
         nb::arg("alone").none(), nb::arg("grad_out"), nb::arg("grad_lse"), nb::arg("grad_q"), nb::arg("grad_k"),
         nb::arg("grad_v"), nb::arg("grad_mask").none());
-    m.def("instruction_set", [] { return std::string(attention_kernels().name); });
-    register_planning(m);
+    m.def("instruction_set", [] { return std::string(kernels().name); });
+
+    m.def("order_by", [](Floats scores, Bytes mask, Ints order, int threads) {
+        OrderShape shape{1, 1, static_cast<int64_t>(scores.shape(scores.ndim() - 1))};
+        int64_t masks = 1;
+        for (size_t axis = 0; axis + 1 < scores.ndim(); axis++) shape.lists *= scores.shape(axis);
+        for (size_t axis = 0; axis + 1 < mask.ndim(); axis++) masks *= mask.shape(axis);
+        shape.lists_per_mask = masks ? shape.lists / masks : 1;
+        nb::gil_scoped_release free;
+        kernels().planning.order_by(scores.data(), mask.data(), shape, order.data(), threads);
+    });
+    m.def("smyrf_orders", [](Any q, Any k, Bytes query_mask, Bytes key_mask, Longs groups, int64_t rounds, int transform,
+                             bool buckets, int64_t seed, int64_t layer, int threads, Ints query_order, Ints key_order) {
+        HashCall call{int64_t(q.shape(0)), int64_t(q.shape(1)), int64_t(k.shape(1)), rounds, rows_of(q), rows_of(k),
+                      query_mask.data(), key_mask.data(), transform, buckets, groups.data(), uint64_t(seed), layer, threads};
+        nb::gil_scoped_release free;
+        kernels().planning.smyrf_orders(call, query_order.data(), key_order.data());
+    });
+    m.def("euclidean_kmeans", [](Doubles x, Bytes mask, int64_t clusters, int64_t iterations, int64_t seed, int64_t layer,
+                                 int threads, Longs labels, Doubles centroids) {
+        KmeansCall call{int64_t(x.shape(0)), int64_t(x.shape(1)), int64_t(x.shape(2)), int64_t(x.shape(3)), clusters,
+                        iterations, 0, mask.data(), uint64_t(seed), layer, threads};
+        nb::gil_scoped_release free;
+        kernels().planning.euclidean_kmeans(call, x.data(), labels.data(), centroids.data());
+    });
+    m.def("hamming_kmeans", [](Any x, Bytes mask, int64_t clusters, int64_t iterations, int64_t bits, int64_t seed,
+                               int64_t layer, int threads, Longs labels) {
+        KmeansCall call{int64_t(x.shape(0)), int64_t(x.shape(1)), int64_t(x.shape(2)), int64_t(x.shape(3)), clusters,
+                        iterations, bits, mask.data(), uint64_t(seed), layer, threads};
+        Rows rows = rows_of(x);
+        nb::gil_scoped_release free;
+        kernels().planning.hamming_kmeans(call, rows, labels.data());
+    });
+    m.def("cluster_means", [](Any x, Bytes mask, Longs labels, int64_t clusters, int threads, Doubles means) {
+        KmeansCall call{int64_t(x.shape(0)), int64_t(x.shape(1)), int64_t(x.shape(2)), int64_t(x.shape(3)), clusters,
+                        0, 0, mask.data(), 0, 0, threads};
+        Rows rows = rows_of(x);
+        nb::gil_scoped_release free;
+        kernels().planning.cluster_means(call, rows, labels.data(), means.data());
+    });
+    m.def("top_keys", [](Doubles queries, Any k, Bytes mask, std::optional<Longs> limits, int64_t count, int threads,
+                         Longs top) {
+        TopCall call{int64_t(queries.shape(0)), int64_t(queries.shape(1)), int64_t(k.shape(1)), int64_t(queries.shape(2)),
+                     count, rows_of(k), mask.data(), limits ? limits->data() : nullptr, threads};
+        nb::gil_scoped_release free;
+        kernels().planning.top_keys(call, queries.data(), top.data());
+    }, nb::arg("queries"), nb::arg("k"), nb::arg("mask"), nb::arg("limits").none(), nb::arg("count"), nb::arg("threads"), nb::arg("top"));
+    m.def("cross_polytope", [](Any x, Bytes mask, Longs columns, int64_t heads, int64_t rounds, int64_t seed, int64_t layer,
+                               int threads, Longs buckets) {
+        PolytopeCall call{int64_t(x.shape(0)), heads, int64_t(x.shape(1)), rounds, rows_of(x), mask.data(), columns.data(),
+                          uint64_t(seed), layer, threads};
+        nb::gil_scoped_release free;
+        kernels().planning.cross_polytope(call, buckets.data());
+    });
 }

@@ -46,6 +46,10 @@ inline Vec where_met(Vec x, Vec a) {
     return {_mm512_maskz_mov_ps(met, a.x)};
 }
 
+// Bit i is set where lane i is ≥ limit (not NaN).
+inline uint32_t at_least(Vec a, float limit) { return _mm512_cmp_ps_mask(a.x, _mm512_set1_ps(limit), _CMP_GE_OQ); }
+inline Vec abs(Vec a) { return {_mm512_abs_ps(a.x)}; }
+
 #elif defined(__AVX2__)
 
 struct Vec {
@@ -80,6 +84,16 @@ inline Vec where_met(Vec x, Vec a) {
             _mm256_and_ps(_mm256_cmp_ps(x.hi, none, _CMP_NEQ_UQ), a.hi)};
 }
 
+inline uint32_t at_least(Vec a, float limit) {
+    __m256 l = _mm256_set1_ps(limit);
+    return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(a.lo, l, _CMP_GE_OQ))) |
+           static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(a.hi, l, _CMP_GE_OQ))) << 8;
+}
+inline Vec abs(Vec a) {
+    __m256 sign = _mm256_set1_ps(-0.0f);
+    return {_mm256_andnot_ps(sign, a.lo), _mm256_andnot_ps(sign, a.hi)};
+}
+
 #else
 
 struct Vec {
@@ -110,6 +124,12 @@ inline Vec exp2i(Vec n) {
 }
 inline Vec zero_below(Vec value, Vec x, float limit) { COTERIE_LANES(x.x[i] < limit ? 0.0f : value.x[i]); }
 inline Vec where_met(Vec x, Vec a) { COTERIE_LANES(x.x[i] != -INFINITY ? a.x[i] : 0.0f); }
+inline Vec abs(Vec a) { COTERIE_LANES(std::fabs(a.x[i])); }
+inline uint32_t at_least(Vec a, float limit) {
+    uint32_t bits = 0;
+    for (int i = 0; i < kLanes; i++) bits |= static_cast<uint32_t>(a.x[i] >= limit) << i;
+    return bits;
+}
 #undef COTERIE_LANES
 
 #endif

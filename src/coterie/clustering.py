@@ -29,7 +29,7 @@ def _take(x: Tensor, index: Tensor) -> Tensor:
     return x.gather(2, index[..., None].expand(*index.shape, x.shape[-1]))
 
 
-def _sums(x: Tensor, labels: Tensor, mask: Tensor, clusters: int) -> tuple[Tensor, Tensor]:
+def member_sums(x: Tensor, labels: Tensor, mask: Tensor, clusters: int) -> tuple[Tensor, Tensor]:
     """Sum and number of the real members of each cluster."""
     labels = torch.where(mask[:, None, :], labels, clusters)
     sums = x.new_zeros(*x.shape[:2], clusters + 1, x.shape[-1])
@@ -56,7 +56,7 @@ def euclidean_kmeans(
         return x.new_zeros(x.shape[:3], dtype=torch.int64), x.new_zeros(*x.shape[:2], clusters, x.shape[-1])
     centroids = _take(x, starts(mask, x.shape[1], clusters, seed=seed, layer=layer))
     for _ in range(iterations):
-        sums, counts = _sums(x, nearest(x, centroids), mask, clusters)
+        sums, counts = member_sums(x, nearest(x, centroids), mask, clusters)
         centroids = torch.where(counts > 0, sums / counts.clamp(min=1), centroids)
     return nearest(x, centroids), centroids
 
@@ -74,6 +74,6 @@ def hamming_kmeans(
     centroids = _take(signs, starts(mask, x.shape[1], clusters, seed=seed, layer=layer))
     for _ in range(iterations):
         # All vectors of signs have one length, so the nearest in Hamming distance is the nearest in Euclidean.
-        sums, counts = _sums(signs, nearest(signs, centroids), mask, clusters)
+        sums, counts = member_sums(signs, nearest(signs, centroids), mask, clusters)
         centroids = torch.where(counts > 0, torch.where(sums >= 0, 1.0, -1.0), centroids)
     return nearest(signs, centroids)

@@ -149,6 +149,7 @@ def attention(
             causal_offset=causal_offset,
             scale=scale,
             layer=layer,
+            backend=chosen_backend,
         )
     else:
         _check_given_plan(plan, mechanism, is_causal, causal_offset)

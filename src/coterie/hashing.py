@@ -72,6 +72,11 @@ def transform(name: str, q: Tensor, k: Tensor, query_mask: Tensor, key_mask: Ten
     raise ValueError(f"transform: expected one of {', '.join(map(repr, TRANSFORMS))}, got {name!r}")
 
 
+def unit(x: Tensor) -> Tensor:
+    """Rows scaled to length 1; a zero row stays."""
+    return x / x.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
+
+
 def project(x: Tensor, directions: Tensor) -> Tensor:
     """h(u) = u·a for each round's direction a: (B, H, N, D) and (H, R, D) give (B, H, R, N)."""
     return torch.einsum("bhnd,hrd->bhrn", x, directions)

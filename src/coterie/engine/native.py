@@ -30,21 +30,24 @@ def why_not() -> str:
 
 def instruction_set() -> str:
     """Which copy of the kernels runs on this CPU: "avx512", "avx2" or "portable"."""
-    return str(_kernels().instruction_set())
+    return str(kernels().instruction_set())
 
 
-def _kernels() -> Any:
+def kernels() -> Any:
+    """The compiled module."""
     if _native is None:
         raise RuntimeError(f"backend='native' is not available: {_missing}.")
     return _native
 
 
-def _last_contiguous(x: Tensor) -> Tensor:
+def last_contiguous(x: Tensor) -> Tensor:
+    """The tensor as the kernels read it: any strides but the last."""
     x = x.detach()
     return x if x.stride(-1) == 1 or x.shape[-1] <= 1 else x.contiguous()
 
 
-def _bytes(mask: Tensor | None) -> Tensor | None:
+def mask_bytes(mask: Tensor | None) -> Tensor | None:
+    """A bool mask as bytes."""
     return None if mask is None else mask.detach().contiguous().view(torch.uint8)
 
 
@@ -76,11 +79,11 @@ def _tensors(
     key_mask: Tensor | None,
     query_mask: Tensor | None,
 ) -> Any:
-    return _kernels().Tensors(
-        q=_last_contiguous(q),
-        k=_last_contiguous(k),
-        v=_last_contiguous(v),
-        rounds=[_last_contiguous(x) for x in rounds],
+    return kernels().Tensors(
+        q=last_contiguous(q),
+        k=last_contiguous(k),
+        v=last_contiguous(v),
+        rounds=[last_contiguous(x) for x in rounds],
         biases=[_contiguous(x) for x in biases],
         skips=[_contiguous(x) for x in skips],
         layout=layout,
@@ -89,8 +92,8 @@ def _tensors(
         query_positions=_contiguous(query_positions),
         key_positions=_contiguous(key_positions),
         mask=_pair_mask(mask),
-        key_mask=_bytes(key_mask),
-        query_mask=_bytes(query_mask),
+        key_mask=mask_bytes(key_mask),
+        query_mask=mask_bytes(query_mask),
     )
 
 
@@ -122,7 +125,7 @@ def attend_op(
     out, lse, alone = _empty_results(q, v, self_keys, num_queries)
     if out.numel() == 0 and lse.numel() == 0:
         return out, lse, alone
-    _kernels().forward(
+    kernels().forward(
         _tensors(
             q,
             k,
@@ -205,7 +208,7 @@ def attend_backward_op(
     with_mask = mask is not None and mask_needs_grad
     grad_mask = torch.zeros(mask.shape if mask is not None and with_mask else (0,), dtype=torch.float32)
     if lse.numel():
-        _kernels().backward(
+        kernels().backward(
             _tensors(
                 q,
                 k,
@@ -233,7 +236,7 @@ def attend_backward_op(
             out.detach().contiguous(),
             lse.detach().contiguous(),
             None if self_keys is None else alone,
-            _last_contiguous(grad_out),
+            last_contiguous(grad_out),
             grad_lse.detach().contiguous(),
             *grads,
             grad_mask if with_mask else None,

@@ -13,9 +13,12 @@ import torch
 from torch import Tensor
 
 from coterie.arguments import Sizes, check_flag, check_offset, check_scale, check_tensors, check_token_mask
+from coterie.engine.api import choose_backend
 from coterie.errors import expect, expect_int, expect_type
 from coterie.grouping import compact
 from coterie.plan import Means, Plan, Round
+from coterie.planning import native as native_steps
+from coterie.planning import reference as reference_steps
 
 _REGISTRY: dict[str, type[Mechanism]] = {}
 _Class = TypeVar("_Class", bound="type[Mechanism]")
@@ -32,6 +35,7 @@ class Tokens:
         causal: whether the keys behind a query's position are hidden from it.
         scale: of the scores.
         layer: index for the random draws.
+        backend: "reference" or "native"; `steps` are its versions of the costly parts.
     """
 
     raw_q: Tensor
@@ -43,6 +47,12 @@ class Tokens:
     causal: bool
     scale: float
     layer: int
+    backend: str = "reference"
+
+    @property
+    def steps(self) -> Any:
+        """The planning steps of the backend: `coterie.planning.reference` or its native twin."""
+        return native_steps if self.backend == "native" else reference_steps
 
     @cached_property
     def q(self) -> Tensor:
@@ -176,6 +186,7 @@ class Mechanism(ABC):
         causal_offset: int | Tensor | None = None,
         scale: float | None = None,
         layer: int = 0,
+        backend: str = "auto",
     ) -> Plan:
         """Who meets whom for these queries (B, H, Nq, D) and keys (B, Hk, Nk, D).
 
@@ -187,6 +198,7 @@ class Mechanism(ABC):
             causal_offset: an int, or (B,) integers; Nk − Nq by default.
             scale: of the scores; 1/√D by default.
             layer: index of the layer, for the random draws.
+            backend: as in `attention`; plans differ at most where two hashes or distances tie to rounding.
         """
         sizes = check_tensors(q, k)
         device = q.device
@@ -211,6 +223,7 @@ class Mechanism(ABC):
             causal=is_causal,
             scale=check_scale(scale, q.shape[-1]),
             layer=layer,
+            backend=choose_backend(backend, device, q.dtype),
         )
         with torch.autocast(device.type, enabled=False):
             return self.build(tokens)

@@ -8,9 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from coterie.clustering import euclidean_kmeans, hamming_kmeans
 from coterie.errors import expect_choice, expect_int
-from coterie.grouping import compact, group_by
+from coterie.grouping import compact
 from coterie.mechanisms.base import Mechanism, Tokens, register
 from coterie.plan import Means, Plan, Round
 
@@ -72,12 +71,8 @@ class QueryClustering(Mechanism):
 
     @staticmethod
     def _cluster(tokens: Tokens, clusters: int, iterations: int, space: str, bits: int, seed: int) -> QueryClusters:
-        mask, layer = tokens.query_mask, tokens.layer
-        if space == "hamming":
-            labels = hamming_kmeans(tokens.q, mask, clusters, iterations, bits, seed=seed, layer=layer)
-        else:
-            labels, _ = euclidean_kmeans(tokens.q, mask, clusters, iterations, seed=seed, layer=layer)
-        order, offsets = group_by(labels, mask[:, None], clusters)
+        labels = tokens.steps.cluster_queries(tokens, clusters, iterations, space, bits, seed)
+        order, offsets = tokens.steps.group_by(labels, tokens.query_mask[:, None], clusters)
         return QueryClusters(labels, order, offsets)
 
 

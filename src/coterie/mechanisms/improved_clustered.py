@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from coterie.errors import expect_int
-from coterie.grouping import group_by, top_indices
 from coterie.mechanisms.base import Tokens, register
 from coterie.mechanisms.clustered import QueryClustering, QueryClusters
 from coterie.plan import Plan, Round
@@ -66,14 +65,9 @@ class ImprovedClustered(QueryClustering):
     def _top_keys(self, tokens: Tokens, found: QueryClusters) -> tuple[Tensor, Tensor]:
         """T of each cluster, (B, H, C, k) with the best first, and how many of them are real, (B, 1, 1, 1)."""
         sizes = tokens.sizes
-        members = torch.where(tokens.query_mask[:, None], found.labels, found.clusters)
-        sums = tokens.q.new_zeros(sizes.batch, sizes.heads, found.clusters + 1, tokens.q.shape[-1])
-        sums.scatter_add_(2, members[..., None].expand_as(tokens.q), tokens.q)
-        counts = (found.offsets[..., 1:] - found.offsets[..., :-1]).clamp(min=1)
-        centroids = sums[:, :, :-1] / counts[..., None]
-        scores = tokens.scale * (centroids @ tokens.k.mT)
+        centroids = tokens.steps.cluster_means(tokens, found.labels, found.clusters)
         width = min(self.topk, sizes.keys)
-        top = top_indices(scores, tokens.key_mask[:, None, None], width)
+        top = tokens.steps.top_keys(tokens, tokens.scale * centroids, width)
         return top, tokens.real_keys[1].clamp(max=width)[:, None, None, None]
 
     @staticmethod
@@ -83,7 +77,7 @@ class ImprovedClustered(QueryClustering):
         occupied = found.offsets[..., 1:] > found.offsets[..., :-1]
         cluster = torch.arange(clusters, device=top.device).expand_as(occupied)
         # The mean joins the group of its members; that of an empty cluster stays out.
-        order, offsets = group_by(
+        order, offsets = tokens.steps.group_by(
             torch.cat([found.labels, cluster], -1),
             torch.cat([tokens.query_mask[:, None].expand_as(found.labels), occupied], -1),
             clusters,

@@ -8,11 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from coterie import draws
-from coterie.draws import Stream
 from coterie.errors import expect_int, expect_type
-from coterie.grouping import balanced_offsets, group_by, order_by
-from coterie.hashing import cross_polytope
+from coterie.grouping import balanced_offsets
 from coterie.mechanisms.base import Mechanism, Tokens, register
 from coterie.plan import Plan, Round
 
@@ -60,22 +57,15 @@ class Reformer(Mechanism):
     def build(self, tokens: Tokens) -> Plan:
         chunks = ((tokens.real_keys[1] + self.chunk_size - 1) // self.chunk_size).clamp(min=1)
         capacity = max(1, -(-tokens.sizes.keys // self.chunk_size))
-        columns, size = (chunks + 1) // 2, (capacity + 1) // 2
-        heads, dim = tokens.sizes.heads, tokens.q.shape[-1]
-        rotations = draws.normal(
-            Stream.ROTATION,
-            (heads * self.rounds, dim, size),
-            seed=self.seed,
-            layer=tokens.layer,
-            device=tokens.device,
-        ).view(self.rounds, heads, dim, size)
+        columns, most = (chunks + 1) // 2, (capacity + 1) // 2
+        query_buckets, key_buckets = tokens.steps.buckets(tokens, columns, most, self.rounds, "none", self.seed)
         rounds = []
-        for rotation in rotations:
-            buckets = [cross_polytope(x, rotation, columns) for x in (tokens.q, tokens.k)]
+        for r in range(self.rounds):
+            sides = query_buckets[:, :, r], key_buckets[:, :, r]
             if self.strict and tokens.causal:
-                rounds.append(self._inside_buckets(tokens, buckets[0], buckets[1], 2 * size, capacity))
+                rounds.append(self._inside_buckets(tokens, *sides, 2 * most, capacity))
             else:
-                rounds.append(self._across_buckets(tokens, buckets[0], buckets[1], chunks, capacity))
+                rounds.append(self._across_buckets(tokens, *sides, chunks, capacity))
         return tokens.plan(tuple(rounds))
 
     @staticmethod
@@ -87,9 +77,9 @@ class Reformer(Mechanism):
         key_offsets = balanced_offsets(num_keys, chunks, capacity)
         before = torch.cat([key_offsets[:, :1], key_offsets[:, :-2]], -1)
         return Round(
-            query_order=order_by(query_buckets, tokens.query_mask[:, None]),
+            query_order=tokens.steps.order_by(query_buckets, tokens.query_mask[:, None]),
             query_offsets=tokens.per_head(balanced_offsets(num_queries, chunks, capacity)),
-            key_order=order_by(key_buckets, tokens.key_mask[:, None]),
+            key_order=tokens.steps.order_by(key_buckets, tokens.key_mask[:, None]),
             key_start=tokens.per_head(before),
             key_stop=tokens.per_head(key_offsets[:, 1:]),
         )
@@ -99,7 +89,7 @@ class Reformer(Mechanism):
     ) -> Round:
         """Chunks counted inside each bucket; a query's chunk is that of the last key of its bucket not after it."""
         key_mask = tokens.key_mask[:, None].expand_as(key_buckets)
-        key_order, bucket_offsets = group_by(key_buckets, key_mask, buckets)
+        key_order, bucket_offsets = tokens.steps.group_by(key_buckets, key_mask, buckets)
         bucket_offsets = bucket_offsets.long()
         bucket_start, bucket_stop = bucket_offsets[..., :-1], bucket_offsets[..., 1:]
         chunks = (bucket_stop - bucket_start + self.chunk_size - 1) // self.chunk_size
@@ -109,7 +99,7 @@ class Reformer(Mechanism):
         seen = self._keys_so_far(tokens, query_buckets, key_buckets, buckets)
         chunk = (seen - 1).clamp(min=0) // self.chunk_size
         group = first_group.gather(-1, query_buckets) + chunk
-        query_order, query_offsets = group_by(group, tokens.query_mask[:, None].expand_as(group), groups)
+        query_order, query_offsets = tokens.steps.group_by(group, tokens.query_mask[:, None].expand_as(group), groups)
 
         index = torch.arange(groups, device=tokens.device).expand(*first_group.shape[:2], -1)
         bucket = torch.searchsorted(first_group, index.contiguous(), right=True) - 1

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from coterie.clustering import euclidean_kmeans, nearest
 from coterie.errors import expect_int
-from coterie.grouping import group_by, top_indices
+from coterie.hashing import unit
 from coterie.mechanisms.base import Mechanism, Tokens, register
 from coterie.plan import Plan, Round
 
@@ -49,16 +47,11 @@ class Routing(Mechanism):
         expect_int("seed", self.seed, at_least=0, at_most=2**63 - 1)
 
     def build(self, tokens: Tokens) -> Plan:
-        q, k = _unit(tokens.q), _unit(tokens.k)
-        mask = torch.cat([tokens.query_mask, tokens.key_mask], -1)
-        _, centroids = euclidean_kmeans(
-            torch.cat([q, k], 2), mask, self.clusters, self.iterations, seed=self.seed, layer=tokens.layer
-        )
-        centroids = _unit(centroids)
-        labels = nearest(q, centroids)
-        query_order, query_offsets = group_by(labels, tokens.query_mask[:, None], self.clusters)
+        q, k = unit(tokens.q), unit(tokens.k)
+        centroids, labels = tokens.steps.routing_centroids(tokens, q, k, self.clusters, self.iterations, self.seed)
+        query_order, query_offsets = tokens.steps.group_by(labels, tokens.query_mask[:, None], self.clusters)
         width = min(self.window, tokens.sizes.keys)
-        top = top_indices(centroids @ k.mT, tokens.key_mask[:, None, None], width)
+        top = tokens.steps.top_keys(tokens, centroids, width, unit=True)
         count = tokens.real_keys[1].clamp(max=width)[:, None]
         start = (torch.arange(self.clusters, device=tokens.device) * width).expand(tokens.sizes.batch, -1)
         return tokens.plan(
@@ -72,7 +65,3 @@ class Routing(Mechanism):
                 ),
             )
         )
-
-
-def _unit(x: Tensor) -> Tensor:
-    return x / x.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)

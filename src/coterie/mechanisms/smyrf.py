@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from coterie import draws, hashing
-from coterie.draws import Stream
 from coterie.errors import expect_choice, expect_int, expect_type
-from coterie.grouping import balanced_offsets, order_by
+from coterie.grouping import balanced_offsets
 from coterie.mechanisms.base import Mechanism, Tokens, register
 from coterie.plan import Duplicates, Plan, Round
 
@@ -62,14 +61,11 @@ class Smyrf(Mechanism):
         expect_type(isinstance(self.resample, bool), "resample", "a bool", type(self.resample).__name__)
 
     def build(self, tokens: Tokens) -> Plan:
-        sizes = tokens.sizes
         num_queries, num_keys = tokens.real_queries[1], tokens.real_keys[1]
         # Never more groups than keys, or some queries would meet nobody.
         groups = torch.minimum((num_queries + self.cluster_size - 1) // self.cluster_size, num_keys).clamp(min=1)
-        capacity = max(1, -(-sizes.queries // self.cluster_size))
-        query_masks, key_masks = tokens.query_mask[:, None, None], tokens.key_mask[:, None, None]
-        query_hashes, key_hashes = self._hashes(tokens, groups, capacity)
-        query_orders, key_orders = order_by(query_hashes, query_masks), order_by(key_hashes, key_masks)
+        capacity = max(1, -(-tokens.sizes.queries // self.cluster_size))
+        query_orders, key_orders = self._orders(tokens, groups, capacity)
         query_offsets = tokens.per_head(balanced_offsets(num_queries, groups, capacity))
         key_offsets = tokens.per_head(balanced_offsets(num_keys, groups, capacity))
         rounds = tuple(
@@ -84,38 +80,16 @@ class Smyrf(Mechanism):
         )
         return tokens.plan(rounds, duplicates=self.duplicates)
 
-    def _hashes(self, tokens: Tokens, groups: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
-        """(B, H, rounds, N) hashes of queries and keys."""
+    def _orders(self, tokens: Tokens, groups: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
+        """Queries and keys sorted by hash, (B, H, rounds, N) each."""
         seed = draws.fresh_seed().to(tokens.device) if self.resample else self.seed
-        f, g = hashing.transform(
-            self.transform, tokens.q, tokens.k, tokens.query_mask[:, None], tokens.key_mask[:, None]
+        steps = tokens.steps
+        if self.hash != "cross-polytope":
+            return steps.smyrf_orders(tokens, groups, self.rounds, self.transform, self.hash, seed)
+        # About as many buckets, two to an axis, as there are groups.
+        columns, most = (groups + 1) // 2, (capacity + 1) // 2
+        query_buckets, key_buckets = steps.buckets(tokens, columns, most, self.rounds, self.transform, seed)
+        return (
+            steps.order_by(query_buckets, tokens.query_mask[:, None, None]),
+            steps.order_by(key_buckets, tokens.key_mask[:, None, None]),
         )
-        heads, dim = tokens.sizes.heads, f.shape[-1]
-        if self.hash == "cross-polytope":
-            return self._axes(f, g, groups, capacity, seed, tokens.layer)
-        shape = (heads, self.rounds, dim)
-        directions = draws.normal(Stream.PROJECTION, shape, seed=seed, layer=tokens.layer, device=f.device)
-        hashes = hashing.project(f, directions), hashing.project(g, directions)
-        if self.hash == "projection":
-            return hashes
-        real = torch.cat([tokens.query_mask, tokens.key_mask], -1)[:, None, None]
-        both = torch.cat(hashes, -1)
-        if both.shape[-1] == 0:
-            return hashes
-        low = both.masked_fill(~real, float("inf")).amin(-1, keepdim=True)
-        high = both.masked_fill(~real, float("-inf")).amax(-1, keepdim=True)
-        width = ((high - low) / groups[:, None, None, None]).clamp(min=torch.finfo(torch.float32).tiny)
-        shift = draws.uniform(Stream.OFFSET, shape[:2], seed=seed, layer=tokens.layer, device=f.device)[..., None]
-        return tuple(torch.floor(h / width + shift) for h in hashes)  # type: ignore[return-value]
-
-    def _axes(
-        self, f: Tensor, g: Tensor, groups: Tensor, capacity: int, seed: int | Tensor, layer: int
-    ) -> tuple[Tensor, Tensor]:
-        """Cross-polytope buckets: about as many as there are groups."""
-        columns = (groups + 1) // 2
-        size, dim, heads = (capacity + 1) // 2, f.shape[-1], f.shape[1]
-        shape = (heads * self.rounds, dim, size)
-        rotations = draws.normal(Stream.ROTATION, shape, seed=seed, layer=layer, device=f.device)
-        rotations = rotations.view(self.rounds, heads, dim, size)
-        buckets = [[hashing.cross_polytope(x, rotation, columns) for rotation in rotations] for x in (f, g)]
-        return tuple(torch.stack(side, 2).to(torch.float64) for side in buckets)  # type: ignore[return-value]

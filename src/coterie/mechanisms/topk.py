@@ -8,11 +8,8 @@ from typing import ClassVar
 import torch
 
 from coterie.errors import expect_int
-from coterie.grouping import top_indices
 from coterie.mechanisms.base import Mechanism, Tokens, register
 from coterie.plan import Plan, Round
-
-_BUDGET = 1 << 22  # scores in memory at a time
 
 
 @register("topk")
@@ -41,19 +38,12 @@ class TopK(Mechanism):
     def build(self, tokens: Tokens) -> Plan:
         sizes = tokens.sizes
         width = min(self.k, sizes.keys)
-        positions = torch.arange(sizes.keys, device=tokens.device)
-        rows = max(1, _BUDGET // max(1, sizes.batch * sizes.heads * sizes.keys))
-        tops, counts = [], []
-        for part in torch.arange(sizes.queries, device=tokens.device).split(rows):
-            seen = tokens.key_mask[:, None, :] & tokens.query_mask[:, part, None]
-            if tokens.causal:
-                seen = seen & (positions <= tokens.query_positions[:, part, None])
-            scores = tokens.scale * (tokens.q[:, :, part] @ tokens.k.mT)
-            tops.append(top_indices(scores, seen[:, None], width))
-            counts.append(seen.sum(-1).clamp(max=width))
-        lead = (sizes.batch, sizes.heads)
-        top = torch.cat(tops, 2) if tops else torch.zeros(*lead, 0, width, dtype=torch.int64, device=tokens.device)
-        count = torch.cat(counts, 1) if counts else torch.zeros(sizes.batch, 0, device=tokens.device)
+        top = tokens.steps.top_keys(tokens, tokens.scale * tokens.q, width, causal=tokens.causal)
+        # How many real keys a query sees: all of them, or those up to its position.
+        so_far = torch.nn.functional.pad(tokens.key_mask.cumsum(-1), (1, 0))
+        reach = tokens.query_positions + 1 if tokens.causal else torch.full_like(tokens.query_positions, sizes.keys)
+        seen = so_far.gather(-1, reach.clamp(0, sizes.keys).long())
+        count = torch.where(tokens.query_mask, seen, 0).clamp(max=width)
         start = (torch.arange(sizes.queries, device=tokens.device) * width).expand(sizes.batch, -1)
         each = torch.arange(sizes.queries + 1, device=tokens.device).expand(sizes.batch, -1)
         # A masked query keeps its group, which has no keys.

@@ -1,24 +1,26 @@
-// The attention kernels of each instruction set, and the choice between them.
+// The kernels of each instruction set, and the choice between them.
 #pragma once
 
 #include <string>
 
 #include "arrays.h"
+#include "planning.h"
 
 namespace coterie {
 
-struct AttentionKernels {
+struct Kernels {
     const char* name;
     void (*forward)(const Call&, const Forward&);
     void (*backward)(const Call&, const Backward&);
+    PlanningKernels planning;
 };
 
-const AttentionKernels& portable_attention();
+const Kernels& portable_kernels();
 // Only where COTERIE_X86 is defined:
-const AttentionKernels& avx2_attention();
-const AttentionKernels& avx512_attention();
+const Kernels& avx2_kernels();
+const Kernels& avx512_kernels();
 
 // The best that this CPU runs, or the one that COTERIE_ISA in the environment names.
-const AttentionKernels& attention_kernels();
+const Kernels& kernels();
 
 }  // namespace coterie

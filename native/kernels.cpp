@@ -1,4 +1,4 @@
-#include "attention.h"
+#include "kernels.h"
 
 #include <cstdlib>
 #include <cstring>
@@ -84,17 +84,17 @@ void check_plan(const Call& call) {
                 refuse("self_keys: expected indices in [0, ", call.num_keys, "), got ", call.self_keys[i]);
 }
 
-const AttentionKernels& attention_kernels() {
-    static const AttentionKernels& chosen = [&]() -> const AttentionKernels& {
+const Kernels& kernels() {
+    static const Kernels& chosen = [&]() -> const Kernels& {
         const char* wanted = std::getenv("COTERIE_ISA");
-        auto named = [&](const AttentionKernels& kernels) { return wanted && !std::strcmp(wanted, kernels.name); };
-        if (named(portable_attention())) return portable_attention();
+        auto named = [&](const Kernels& each) { return wanted && !std::strcmp(wanted, each.name); };
+        if (named(portable_kernels())) return portable_kernels();
 #if defined(COTERIE_X86)
-        if (named(avx2_attention()) && cpu_has_avx2()) return avx2_attention();
-        if (cpu_has_avx512()) return avx512_attention();
-        if (cpu_has_avx2()) return avx2_attention();
+        if (named(avx2_kernels()) && cpu_has_avx2()) return avx2_kernels();
+        if (cpu_has_avx512()) return avx512_kernels();
+        if (cpu_has_avx2()) return avx2_kernels();
 #endif
-        return portable_attention();
+        return portable_kernels();
     }();
     return chosen;
 }

@@ -1,0 +1,19 @@
+#define COTERIE_ISA avx2
+#include "kernels.h"
+
+#include "planning_kernels.h"
+
+namespace coterie {
+
+const Kernels& avx2_kernels() {
+    static const Kernels kernels{
+        "avx2",
+        avx2::forward,
+        avx2::backward,
+        {avx2::order_by, avx2::smyrf_orders, avx2::euclidean_kmeans, avx2::hamming_kmeans,
+         avx2::cluster_means, avx2::top_keys, avx2::cross_polytope},
+    };
+    return kernels;
+}
+
+}  // namespace coterie

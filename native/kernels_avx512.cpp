@@ -1,0 +1,19 @@
+#define COTERIE_ISA avx512
+#include "kernels.h"
+
+#include "planning_kernels.h"
+
+namespace coterie {
+
+const Kernels& avx512_kernels() {
+    static const Kernels kernels{
+        "avx512",
+        avx512::forward,
+        avx512::backward,
+        {avx512::order_by, avx512::smyrf_orders, avx512::euclidean_kmeans, avx512::hamming_kmeans,
+         avx512::cluster_means, avx512::top_keys, avx512::cross_polytope},
+    };
+    return kernels;
+}
+
+}  // namespace coterie

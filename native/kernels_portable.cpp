@@ -1,0 +1,19 @@
+#define COTERIE_ISA portable
+#include "kernels.h"
+
+#include "planning_kernels.h"
+
+namespace coterie {
+
+const Kernels& portable_kernels() {
+    static const Kernels kernels{
+        "portable",
+        portable::forward,
+        portable::backward,
+        {portable::order_by, portable::smyrf_orders, portable::euclidean_kmeans, portable::hamming_kmeans,
+         portable::cluster_means, portable::top_keys, portable::cross_polytope},
+    };
+    return kernels;
+}
+
+}  // namespace coterie
