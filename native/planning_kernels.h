@@ -283,6 +283,7 @@ inline void euclidean_kmeans(const KmeansCall& call, const double* x, int64_t* l
         int64_t b = bh / call.heads, dim = call.dim;
         const double* points = x + bh * call.rows * dim;
         int64_t* label = labels + bh * call.rows;
+        if (call.rows == 0) return;
         Candidates centers(call.clusters, dim);
         auto chosen = starts(call, b, bh % call.heads);
         for (int64_t c = 0; c < call.clusters; c++)
@@ -361,6 +362,7 @@ inline void sign_bits(const KmeansCall& call, const Rows& rows, int64_t b, int64
 inline void hamming_kmeans(const KmeansCall& call, const Rows& rows, int64_t* labels) {
     parallel_for(call.batch * call.heads, call.threads, [&](int64_t bh, int) {
         int64_t b = bh / call.heads, h = bh % call.heads, words = (call.bits + 63) / 64, n = call.rows, k = call.clusters;
+        if (n == 0) return;  // nobody to start from
         Candidates planes(call.bits, call.dim);
         for (int64_t m = 0; m < call.bits; m++)
             for (int64_t d = 0; d < call.dim; d++)

@@ -2,10 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
 
 import coterie
+
+DTYPE = torch.float64  # the `backend` fixture makes it float32, which the native engine takes
+
+
+def close(found: Tensor, want: Tensor, *, loose: float = 1.0) -> None:
+    """Equal to the rounding of the backend under test."""
+    rtol, atol = (1e-9, 1e-11) if found.dtype == torch.float64 else (1e-4 * loose, 2e-5 * loose)
+    torch.testing.assert_close(found.double(), want.double(), rtol=rtol, atol=atol)
+
+
+def check_gradients(run: Callable[..., Tensor | tuple[Tensor, ...]], inputs: Sequence[Tensor]) -> None:
+    """In float64 by finite differences; in float32 against the reference backend in float64."""
+    if inputs[0].dtype == torch.float64:
+        assert torch.autograd.gradcheck(run, tuple(inputs))
+        return
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        copies = [x.detach().to(dtype).requires_grad_() for x in inputs]
+        outputs = run(*copies)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        generator = torch.Generator().manual_seed(1)
+        weights = [torch.randn(x.shape, generator=generator, dtype=torch.float64) for x in outputs]
+        total = sum((x.double() * weight).sum() for x, weight in zip(outputs, weights, strict=True))
+        found.append((*outputs, *torch.autograd.grad(total, copies)))
+    all_close(*found)
+
+
+def all_close(found: Sequence[Tensor], want: Sequence[Tensor], *, loose: float = 1.0) -> None:
+    """`close` for each of several."""
+    for a, b in zip(found, want, strict=True):
+        close(a, b, loose=loose)
+
 
 MECHANISMS = {
     "smyrf": coterie.Smyrf(rounds=3, cluster_size=16),
@@ -31,16 +65,14 @@ STRICT = {name: MECHANISMS[name] for name in ("reformer-strict", "local", "longf
 MEANS = {name: m for name, m in MECHANISMS.items() if m.causality == "none"}
 
 
-def tensors(
-    batch=2, heads=2, queries=63, keys=None, dim=8, value_dim=None, key_heads=None, dtype=torch.float64, seed=0
-):
+def tensors(batch=2, heads=2, queries=63, keys=None, dim=8, value_dim=None, key_heads=None, dtype=None, seed=0):
     """Random q, k, v, with keys that resemble queries so that grouping has something to find."""
     generator = torch.Generator().manual_seed(seed)
     keys = queries if keys is None else keys
     key_heads = heads if key_heads is None else key_heads
 
     def draw(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype or DTYPE)
 
     q = draw(batch, heads, queries, dim)
     k = draw(batch, key_heads, keys, dim)

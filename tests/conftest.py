@@ -8,6 +8,8 @@ import hypothesis
 import pytest
 import torch
 
+import coterie
+
 torch.set_num_threads(1 if os.environ.get("PYTEST_XDIST_WORKER") else 2)
 hypothesis.settings.register_profile("coterie", deadline=None, derandomize=True, max_examples=40)
 hypothesis.settings.load_profile("coterie")
@@ -27,3 +29,13 @@ def _poisoned_empty():
     yield
     torch.use_deterministic_algorithms(False)
     torch.utils.deterministic.fill_uninitialized_memory = before
+
+
+@pytest.fixture(params=["reference", "native"])
+def backend(request, monkeypatch):
+    """Run a test on both backends: the dtype decides which one `auto` takes."""
+    from tests import cases
+
+    monkeypatch.setattr(cases, "DTYPE", torch.float64 if request.param == "reference" else torch.float32)
+    assert coterie.backends()["native"].startswith("available"), coterie.backends()["native"]
+    return request.param

@@ -9,8 +9,11 @@ import torch.nn.functional as F
 
 import coterie
 from coterie.grouping import order_by
-from tests.cases import MECHANISMS, tensors
+from tests import cases
+from tests.cases import MECHANISMS, all_close, close, tensors
 from tests.oracles import clustered, improved_clustered, merge_rounds, softmax_over, window_met
+
+pytestmark = pytest.mark.usefixtures("backend")
 
 
 def groups_of(plan, r, b, h):
@@ -41,7 +44,7 @@ def test_smyrf_equals_eq_15_round_by_round(length):
                 for i in rows:
                     met[i] = keys
             rounds.append(met)
-        torch.testing.assert_close(out[0, h], merge_rounds(q[0, h], k[0, h], v[0, h], 8**-0.5, rounds))
+        close(out[0, h], merge_rounds(q[0, h], k[0, h], v[0, h], 8**-0.5, rounds))
 
 
 @pytest.mark.parametrize("length", [2, 63, 111])
@@ -58,8 +61,8 @@ def test_smyrf_once_equals_softmax_over_the_union(length):
                 for i in rows:
                     union[i, keys] = 1
         want = softmax_over(q[0, h], k[0, h], v[0, h], 8**-0.5, union)
-        torch.testing.assert_close(out[0, h], want[0])
-        torch.testing.assert_close(lse[0, h], want[1])
+        close(out[0, h], want[0])
+        close(lse[0, h], want[1])
 
 
 def test_smyrf_groups_are_the_sorted_hashes_cut_evenly():
@@ -68,6 +71,7 @@ def test_smyrf_groups_are_the_sorted_hashes_cut_evenly():
     q, k, _ = tensors(1, 2, 111, 70)
     plan = coterie.Smyrf(rounds=2, cluster_size=16, seed=5).plan(q, k, layer=3)
     a = draws.normal(draws.Stream.PROJECTION, (2, 2, 10), seed=5, layer=3, device=q.device)
+    q, k = q.double(), k.double()
     for h in range(2):
         bound = max(float(x @ x) for x in q[0, h]) + max(float(x @ x) for x in k[0, h])
         for r in range(2):
@@ -91,9 +95,9 @@ def test_more_groups_than_keys_leaves_nobody_alone():
 
 def peaked(copies, queries=24, dim=24):
     """Assumption 1: of each query's scores only those of its own key's `copies` copies are not negligible."""
-    basis = torch.eye(queries, dim, dtype=torch.float64) * 40
+    basis = torch.eye(queries, dim, dtype=cases.DTYPE) * 40
     k = basis.repeat(copies, 1)
-    v = torch.randn(queries * copies, 5, dtype=torch.float64)
+    v = torch.randn(queries * copies, 5, dtype=cases.DTYPE)
     return basis[None, None], k[None, None], v[None, None]
 
 
@@ -119,7 +123,7 @@ def test_theorem_2_the_assumptions_make_it_exact():
     first = [([i], [i, i + 24, (i + 5) % 48]) for i in range(24)]
     second = [([i], [i + 24, (i + 7) % 48, i]) for i in range(24)]
     fair = plan_of([first, second], 24, 48, "count")
-    torch.testing.assert_close(coterie.grouped_attention(q, k, v, fair).out, dense)
+    close(coterie.grouped_attention(q, k, v, fair).out, dense)
 
 
 def test_theorem_2_without_assumption_2_needs_once():
@@ -131,7 +135,7 @@ def test_theorem_2_without_assumption_2_needs_once():
     count = coterie.grouped_attention(q, k, v, plan_of([first, second], 24, 48, "count")).out
     once = coterie.grouped_attention(q, k, v, plan_of([first, second], 24, 48, "once")).out
     assert (count - dense).abs().max() > 0.05
-    torch.testing.assert_close(once, dense)
+    close(once, dense)
 
 
 @pytest.mark.parametrize("duplicates", ["count", "once"])
@@ -142,7 +146,7 @@ def test_theorem_2_for_plans_that_smyrf_itself_makes(duplicates):
     covered = smyrf.plan(q, k).to_dense()[0, 0].diagonal() > 0
     assert covered.sum() > 12
     out = coterie.attention(q, k, v, smyrf)
-    torch.testing.assert_close(out[0, 0][covered], F.scaled_dot_product_attention(q, k, v)[0, 0][covered])
+    close(out[0, 0][covered], F.scaled_dot_product_attention(q, k, v)[0, 0][covered])
 
 
 # --- Clustered and ImprovedClustered ---------------------------------------------------------------------------------
@@ -163,9 +167,9 @@ def test_clustered_equals_the_formula_and_its_gradient(space, queries, keys):
     want = torch.stack([clustered(q[0, h], k[0, h], v[0, h], 8**-0.5, labels_of(plan, h, queries)) for h in (0, 1)])[
         None
     ]
-    torch.testing.assert_close(out, want)
+    close(out, want)
     grad = torch.randn_like(out)
-    torch.testing.assert_close(torch.autograd.grad(out, (q, k, v), grad), torch.autograd.grad(want, (q, k, v), grad))
+    all_close(torch.autograd.grad(out, (q, k, v), grad), torch.autograd.grad(want, (q, k, v), grad))
 
 
 @pytest.mark.parametrize("space", ["hamming", "euclidean"])
@@ -178,9 +182,9 @@ def test_improved_clustered_equals_the_formula_and_its_gradient_mass_included(sp
     want = torch.stack(
         [improved_clustered(q[0, h], k[0, h], v[0, h], 8**-0.5, labels_of(plan, h, queries), topk) for h in (0, 1)]
     )[None]
-    torch.testing.assert_close(out, want)
+    close(out, want)
     grad = torch.randn_like(out)
-    torch.testing.assert_close(torch.autograd.grad(out, (q, k, v), grad), torch.autograd.grad(want, (q, k, v), grad))
+    all_close(torch.autograd.grad(out, (q, k, v), grad), torch.autograd.grad(want, (q, k, v), grad))
     assert (plan.to_dense() == 1).all(), "each pair meets once: exactly or through the mean"
 
 
@@ -189,9 +193,9 @@ def test_improved_clustered_with_all_keys_is_dense(length):
     q, k, v = (x.requires_grad_() for x in tensors(2, 2, length))
     out = coterie.attention(q, k, v, coterie.ImprovedClustered(clusters=9, topk=length + 3))
     dense = F.scaled_dot_product_attention(q, k, v)
-    torch.testing.assert_close(out, dense)
+    close(out, dense)
     grad = torch.randn_like(out)
-    torch.testing.assert_close(torch.autograd.grad(out, (q, k, v), grad), torch.autograd.grad(dense, (q, k, v), grad))
+    all_close(torch.autograd.grad(out, (q, k, v), grad), torch.autograd.grad(dense, (q, k, v), grad))
 
 
 @pytest.mark.parametrize("space", ["hamming", "euclidean"])
@@ -201,10 +205,10 @@ def test_more_clusters_than_queries_and_empty_clusters(space):
     plan = many.plan(q, k)
     assert int((plan.query_means.stop - plan.query_means.start == 0).sum()) >= 2 * 45
     # One cluster a query is dense attention.
-    torch.testing.assert_close(coterie.attention(q, k, v, many), F.scaled_dot_product_attention(q, k, v))
+    close(coterie.attention(q, k, v, many), F.scaled_dot_product_attention(q, k, v))
     same = q[:, :, :1].expand(1, 2, 5, 8)  # all queries alike: one cluster takes them all, the others stay empty
     for mechanism in (many, coterie.ImprovedClustered(clusters=50, topk=4, space=space)):
-        torch.testing.assert_close(coterie.attention(same, k, v, mechanism), F.scaled_dot_product_attention(same, k, v))
+        close(coterie.attention(same, k, v, mechanism), F.scaled_dot_product_attention(same, k, v))
 
 
 def test_clustered_members_share_their_answer():
@@ -241,7 +245,7 @@ def test_reformer_buckets_are_sorted_by_position():
     rotation = draws.normal(draws.Stream.ROTATION, (1, 8, 4), seed=0, device=q.device)
     columns = torch.tensor([4])
     for side, x in ((0, q), (1, k)):
-        bucket = hashing.cross_polytope(x, rotation, columns)[0, 0].tolist()
+        bucket = hashing.cross_polytope(x.double(), rotation, columns)[0, 0].tolist()
         order = plan.rounds[0].query_order if side == 0 else plan.rounds[0].key_order
         assert order[0, 0].tolist() == sorted(range(80), key=lambda i: (bucket[i], i))
 
@@ -254,7 +258,7 @@ def test_strict_reformer_by_loops():
     plan = coterie.Reformer(rounds=1, chunk_size=5, strict=True).plan(q, k, is_causal=True)
     rotation = draws.normal(draws.Stream.ROTATION, (1, 8, 9), seed=0, device=q.device)
     columns = torch.tensor([9])
-    query_bucket, key_bucket = (hashing.cross_polytope(x, rotation, columns)[0, 0].tolist() for x in (q, k))
+    query_bucket, key_bucket = (hashing.cross_polytope(x.double(), rotation, columns)[0, 0].tolist() for x in (q, k))
     for i in range(90):
         so_far = [j for j in range(i + 1) if key_bucket[j] == query_bucket[i]]
         chunk = max(0, len(so_far) - 1) // 5
