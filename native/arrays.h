@@ -90,11 +90,21 @@ struct Backward {
     int64_t grad_mask_strides[4];
 };
 
+// Virtual rows: row s is the mean of the rows order[start[s] … stop[s]).
+struct Segments {
+    Index order, start, stop;
+    int64_t batch = 0, heads = 0;
+    int threads = 1;
+};
+
 struct Malformed : std::invalid_argument {
     using std::invalid_argument::invalid_argument;
 };
 
 // Throws Malformed unless every index of the plan is in range and no query is twice in a round.
 void check_plan(const Call& call);
+
+// Throws Malformed unless every segment lies in `order` and every row in [0, rows).
+void check_segments(const Segments& segments, int64_t rows);
 
 }  // namespace coterie

@@ -84,6 +84,21 @@ void check_plan(const Call& call) {
                 refuse("self_keys: expected indices in [0, ", call.num_keys, "), got ", call.self_keys[i]);
 }
 
+void check_segments(const Segments& segments, int64_t rows) {
+    for (int64_t b = 0; b < segments.batch; b++)
+        for (int64_t h = 0; h < segments.heads; h++) {
+            const int32_t *start = segments.start.at(b, h), *stop = segments.stop.at(b, h), *order = segments.order.at(b, h);
+            for (int64_t s = 0; s < segments.start.length; s++) {
+                if (start[s] < 0 || start[s] > stop[s] || stop[s] > segments.order.length)
+                    refuse("means.start, stop: expected 0 ≤ start ≤ stop ≤ ", segments.order.length, ", got start ", start[s],
+                           ", stop ", stop[s]);
+                for (int64_t i = start[s]; i < stop[s]; i++)
+                    if (order[i] < 0 || order[i] >= rows)
+                        refuse("means.order: expected indices in [0, ", rows, "), got ", order[i]);
+            }
+        }
+}
+
 const Kernels& kernels() {
     static const Kernels& chosen = [&]() -> const Kernels& {
         const char* wanted = std::getenv("COTERIE_ISA");

@@ -12,6 +12,8 @@ struct Kernels {
     const char* name;
     void (*forward)(const Call&, const Forward&);
     void (*backward)(const Call&, const Backward&);
+    void (*means)(const Segments&, const Rows&, float*);
+    void (*means_backward)(const Segments&, const float*, int64_t rows, int64_t dim, float*);
     PlanningKernels planning;
 };
 

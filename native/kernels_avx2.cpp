@@ -10,6 +10,8 @@ const Kernels& avx2_kernels() {
         "avx2",
         avx2::forward,
         avx2::backward,
+        avx2::means,
+        avx2::means_backward,
         {avx2::order_by, avx2::smyrf_orders, avx2::euclidean_kmeans, avx2::hamming_kmeans,
          avx2::cluster_means, avx2::top_keys, avx2::cross_polytope},
     };

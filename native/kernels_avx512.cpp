@@ -10,6 +10,8 @@ const Kernels& avx512_kernels() {
         "avx512",
         avx512::forward,
         avx512::backward,
+        avx512::means,
+        avx512::means_backward,
         {avx512::order_by, avx512::smyrf_orders, avx512::euclidean_kmeans, avx512::hamming_kmeans,
          avx512::cluster_means, avx512::top_keys, avx512::cross_polytope},
     };

@@ -10,6 +10,8 @@ const Kernels& portable_kernels() {
         "portable",
         portable::forward,
         portable::backward,
+        portable::means,
+        portable::means_backward,
         {portable::order_by, portable::smyrf_orders, portable::euclidean_kmeans, portable::hamming_kmeans,
          portable::cluster_means, portable::top_keys, portable::cross_polytope},
     };

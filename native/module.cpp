@@ -153,6 +153,20 @@ NB_MODULE(_native, m) {
         nb::arg("scale"), nb::arg("dropout_p"), nb::arg("seed"), nb::arg("threads"), nb::arg("out"), nb::arg("lse"),
         nb::arg("alone").none(), nb::arg("grad_out"), nb::arg("grad_lse"), nb::arg("grad_q"), nb::arg("grad_k"),
         nb::arg("grad_v"), nb::arg("grad_mask").none());
+    m.def("means", [](Any x, Ints order, Ints start, Ints stop, int threads, Floats result) {
+        Segments segments{index_of(order), index_of(start), index_of(stop), int64_t(x.shape(0)), int64_t(x.shape(1)), threads};
+        Rows rows = rows_of(x);
+        nb::gil_scoped_release free;
+        check_segments(segments, rows.rows);
+        kernels().means(segments, rows, result.data());
+    });
+    m.def("means_backward", [](Floats grad, Ints order, Ints start, Ints stop, int threads, Floats result) {
+        Segments segments{index_of(order), index_of(start), index_of(stop), int64_t(grad.shape(0)), int64_t(grad.shape(1)), threads};
+        int64_t rows = result.shape(2), dim = result.shape(3);
+        nb::gil_scoped_release free;
+        check_segments(segments, rows);
+        kernels().means_backward(segments, grad.data(), rows, dim, result.data());
+    });
     m.def("instruction_set", [] { return std::string(kernels().name); });
 
     m.def("order_by", [](Floats scores, Bytes mask, Ints order, int threads) {

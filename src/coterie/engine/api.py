@@ -20,7 +20,7 @@ from coterie.arguments import (
 from coterie.draws import fresh_seed
 from coterie.engine import native, reference
 from coterie.errors import expect, expect_choice, expect_type
-from coterie.plan import Duplicates, Means, Plan
+from coterie.plan import Duplicates, Plan
 
 BACKENDS = ("auto", "reference", "native", "triton")
 
@@ -125,7 +125,7 @@ def grouped_attention(
         key_mask = split.key_mask if key_mask is None else key_mask & split.key_mask
     check_means(plan, split.pair_mask, key_mask, query_mask)
     chosen = choose_backend(backend, q.device, q.dtype)
-    plan.validate()
+    validate_plan(plan)
     return execute(
         q,
         k,
@@ -154,15 +154,12 @@ def execute(
     query_mask: Tensor | None,
 ) -> Attended:
     """Run a checked call."""
-    attend = native.attend if backend == "native" else reference.attend
+    engine = native if backend == "native" else reference
     with torch.autocast(q.device.type, enabled=False):
-        rows = (
-            _with_means(q, plan.query_means),
-            _with_means(k, plan.key_means),
-            _with_means(v, plan.key_means),
-        )
-        out, lse = attend(
-            *rows,
+        out, lse = engine.attend(
+            engine.with_means(q, plan.query_means),
+            engine.with_means(k, plan.key_means),
+            engine.with_means(v, plan.key_means),
             pair_mask,
             plan,
             scale=scale,
@@ -173,6 +170,12 @@ def execute(
         )
         out, lse = _borrow(plan, out, lse)
     return Attended(out.to(q.dtype), lse)
+
+
+def validate_plan(plan: Plan) -> None:
+    """Look at a plan's values, except in a graph that is being compiled: there the native op does so when it runs."""
+    if not torch.compiler.is_compiling():
+        plan.validate()
 
 
 def check_plan(plan: Plan, sizes: Sizes, device: torch.device) -> None:
@@ -203,23 +206,6 @@ def check_means(plan: Plan, pair_mask: Tensor | None, key_mask: Tensor | None, q
                 "to be the mask that the plan's means were made with",
                 "another",
             )
-
-
-def _with_means(x: Tensor, means: Means | None) -> Tensor:
-    """x with its segment means behind it, in the dtype of accumulation."""
-    if means is None:
-        return x
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    sizes = (means.stop - means.start).reshape(-1).long()
-    segment = torch.arange(sizes.numel(), device=x.device).repeat_interleave(sizes)
-    within = torch.arange(segment.numel(), device=x.device) - (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
-    head = segment // max(1, means.rows)
-    slots = means.start.reshape(-1).long()[segment] + within
-    member = means.order.flatten(0, 1)[head, slots] + head * x.shape[2]
-    rows = wide.flatten(0, 2).index_select(0, member)
-    sums = torch.zeros(sizes.numel(), x.shape[-1], dtype=wide.dtype, device=x.device).index_add(0, segment, rows)
-    average = sums / sizes.clamp(min=1)[:, None]
-    return torch.cat([wide, average.view(*x.shape[:2], means.rows, x.shape[-1])], 2)
 
 
 def _borrow(plan: Plan, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from coterie.errors import SECOND_DERIVATIVE
-from coterie.plan import Plan
+from coterie.plan import Means, Plan
 
 _native: ModuleType | None = None
-_missing = ""
+_missing, _instruction_set = "", ""
 try:
     _native = import_module("coterie._native")
+    _instruction_set = _native.instruction_set()
 except ImportError as error:
     _missing = f"the C++ engine was not built when Coterie was installed ({error})"
 
@@ -30,7 +31,7 @@ def why_not() -> str:
 
 def instruction_set() -> str:
     """Which copy of the kernels runs on this CPU: "avx512", "avx2" or "portable"."""
-    return str(kernels().instruction_set())
+    return _instruction_set
 
 
 def kernels() -> Any:
@@ -344,3 +345,51 @@ def attend(
         dropout_p,
     )
     return out, lse
+
+
+@torch.library.custom_op("coterie::means", mutates_args=())
+def means_op(x: Tensor, order: Tensor, start: Tensor, stop: Tensor) -> Tensor:
+    """Segment means of rows, float32."""
+    result = x.new_empty((*start.shape, x.shape[-1]), dtype=torch.float32)
+    segments = [last_contiguous(index) for index in (order, start, stop)]
+    kernels().means(last_contiguous(x), *segments, torch.get_num_threads(), result)
+    return result
+
+
+@means_op.register_fake
+def _(x: Tensor, order: Tensor, start: Tensor, stop: Tensor) -> Tensor:
+    return x.new_empty((*start.shape, x.shape[-1]), dtype=torch.float32)
+
+
+@torch.library.custom_op("coterie::means_backward", mutates_args=())
+def means_backward_op(grad: Tensor, order: Tensor, start: Tensor, stop: Tensor, rows: int) -> Tensor:
+    """The gradient of the rows, float32."""
+    result = grad.new_zeros((*grad.shape[:2], rows, grad.shape[-1]))
+    segments = [last_contiguous(index) for index in (order, start, stop)]
+    kernels().means_backward(grad.detach().contiguous(), *segments, torch.get_num_threads(), result)
+    return result
+
+
+@means_backward_op.register_fake
+def _(grad: Tensor, order: Tensor, start: Tensor, stop: Tensor, rows: int) -> Tensor:
+    return grad.new_empty((*grad.shape[:2], rows, grad.shape[-1]))
+
+
+def _remember_segments(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    ctx.rows, ctx.dtype = inputs[0].shape[2], inputs[0].dtype
+    ctx.save_for_backward(*inputs[1:])
+
+
+def _share(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    return means_backward_op(grad, *ctx.saved_tensors, ctx.rows).to(ctx.dtype), None, None, None
+
+
+means_op.register_autograd(_share, setup_context=_remember_segments)
+means_backward_op.register_autograd(_refuse)
+
+
+def with_means(x: Tensor, means: Means | None) -> Tensor:
+    """x with its segment means behind it, in the dtype of accumulation."""
+    if means is None:
+        return x
+    return torch.cat([x.to(torch.float32), means_op(x, means.order, means.start, means.stop)], 2)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from coterie.draws import keep_pairs
 from coterie.errors import SECOND_DERIVATIVE
-from coterie.plan import Plan
+from coterie.plan import Means, Plan
 from coterie.tiles import Multiplicity, PlanTiles, Tile
 
 
@@ -257,3 +257,20 @@ def attend(
     settings = Settings(plan, scale, dropout_p, seed, key_mask, query_mask)
     result: tuple[Tensor, Tensor] = _Attention.apply(q, k, v, mask, settings)
     return result
+
+
+def with_means(x: Tensor, means: Means | None) -> Tensor:
+    """x with its segment means behind it, in the dtype of accumulation."""
+    if means is None:
+        return x
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    sizes = (means.stop - means.start).reshape(-1).long()
+    segment = torch.arange(sizes.numel(), device=x.device).repeat_interleave(sizes)
+    within = torch.arange(segment.numel(), device=x.device) - (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
+    head = segment // max(1, means.rows)
+    slots = means.start.reshape(-1).long()[segment] + within
+    member = means.order.flatten(0, 1)[head, slots] + head * x.shape[2]
+    rows = wide.flatten(0, 2).index_select(0, member)
+    sums = torch.zeros(sizes.numel(), x.shape[-1], dtype=wide.dtype, device=x.device).index_add(0, segment, rows)
+    average = sums / sizes.clamp(min=1)[:, None]
+    return torch.cat([wide, average.view(*x.shape[:2], means.rows, x.shape[-1])], 2)

@@ -6,7 +6,6 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
-from functools import cached_property
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -54,12 +53,12 @@ class Tokens:
         """The planning steps of the backend: `coterie.planning.reference` or its native twin."""
         return native_steps if self.backend == "native" else reference_steps
 
-    @cached_property
+    @property
     def q(self) -> Tensor:
         """(B, H, Nq, D) float64; padded rows and numbers that are not finite are 0."""
         return _planning(self.raw_q, self.query_mask)
 
-    @cached_property
+    @property
     def k(self) -> Tensor:
         """(B, H, Nk, D) float64, one for each query head; padded rows and numbers that are not finite are 0."""
         return _planning(self.raw_k, self.key_mask).repeat_interleave(self.sizes.heads // self.sizes.key_heads, 1)
@@ -69,17 +68,17 @@ class Tokens:
         """Where the plan is made."""
         return self.raw_q.device
 
-    @cached_property
+    @property
     def query_positions(self) -> Tensor:
         """(B, Nq): the key position that each query is level with."""
         return torch.arange(self.sizes.queries, device=self.device) + self.offset[:, None]
 
-    @cached_property
+    @property
     def real_queries(self) -> tuple[Tensor, Tensor]:
         """The real queries in order, (B, Nq) int32, and how many, (B,)."""
         return compact(self.query_mask)
 
-    @cached_property
+    @property
     def real_keys(self) -> tuple[Tensor, Tensor]:
         """The real keys in order, (B, Nk) int32, and how many, (B,)."""
         return compact(self.key_mask)
