@@ -1,0 +1,290 @@
+"""What the native engine promises beyond the reference: the same plans, the same bits, compiled graphs, safety."""
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import coterie
+from coterie.engine import native
+from coterie.planning import native as planning
+from tests.cases import CAUSAL, MECHANISMS, close, padding, tensors
+
+
+def results(mechanism, q, k, v, **kwargs):
+    inputs = [x.detach().requires_grad_() for x in (q, k, v)]
+    out, lse = coterie.attention(*inputs, mechanism, return_lse=True, **kwargs)
+    weight = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
+    return out, lse, *torch.autograd.grad((out * weight).sum() + lse.sum(), inputs)
+
+
+# --- plans -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize(("queries", "keys"), [(1, 1), (2, 5), (111, 111), (300, 70), (70, 300)])
+@pytest.mark.parametrize("grid", [True, False], ids=["exact", "rounded"])
+def test_plans_equal_the_references(name, queries, keys, grid):
+    """Always on exactly representable inputs; otherwise too, as doubtful comparisons are made again in float64."""
+    q, k, _ = tensors(2, 4, queries, keys, dim=24, key_heads=2, dtype=torch.float32)
+    if grid:
+        q, k = ((x * 4).round() / 4 for x in (q, k))  # many ties
+    mask = padding(2, keys, [keys, max(1, keys // 2)], "scattered")
+    for causal in (False, True) if name in CAUSAL else (False,):
+        plans = [
+            MECHANISMS[name].plan(q, k, key_mask=mask, is_causal=causal, layer=3, backend=backend).validate()
+            for backend in ("reference", "native")
+        ]
+        assert torch.equal(plans[0].to_dense(), plans[1].to_dense())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_plans_of_short_floats_equal_the_references(dtype):
+    q, k, _ = tensors(1, 2, 200, dim=16, dtype=dtype)
+    q[0, 0, 3, 2], k[0, 1, 5, 1] = float("inf"), float("nan")
+    for name, mechanism in MECHANISMS.items():
+        reference, ours = (mechanism.plan(q, k, backend=b).to_dense() for b in ("reference", "native"))
+        assert torch.equal(reference, ours), name
+
+
+@given(st.lists(st.floats(width=32), min_size=1, max_size=40), st.integers(0, 2**40))
+def test_radix_sort_is_the_reference_sort(scores, bits):
+    from coterie.grouping import order_by
+
+    values = torch.tensor(scores, dtype=torch.float32)
+    mask = torch.tensor([bool(bits >> i & 1) for i in range(len(scores))])
+    assert planning.order_by(values, mask).tolist() == order_by(values, mask).tolist()
+
+
+def test_many_hamming_bits_and_clusters():
+    q, k, _ = tensors(1, 2, 150, dtype=torch.float32)
+    for bits, clusters in ((1, 3), (64, 40), (65, 5), (200, 200)):
+        mechanism = coterie.Clustered(clusters=clusters, bits=bits)
+        labels = [mechanism.plan(q, k, backend=b).answer for b in ("reference", "native")]
+        assert torch.equal(*labels)
+
+
+# --- the same bits ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize(("batch", "heads"), [(2, 3), (1, 1)])
+def test_the_same_bits_for_any_number_of_threads(name, batch, heads):
+    q, k, v = tensors(batch, heads, 333, dim=16, dtype=torch.float32)
+    before = torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 2, 3, 1):
+            torch.set_num_threads(threads)
+            found.append(results(MECHANISMS[name], q, k, v))
+    finally:
+        torch.set_num_threads(before)
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+
+
+@pytest.mark.parametrize("isa", ["portable", "avx2"])
+def test_every_copy_of_the_kernels_agrees(isa, tmp_path):
+    """Each instruction set in a process of its own; the engine says which one it took."""
+    code = f"""
+import torch, coterie, coterie.engine.native as native
+from tests.cases import MECHANISMS, tensors
+from tests.test_native import results
+q, k, v = tensors(1, 2, 111, dim=20, value_dim=12, dtype=torch.float32)
+found = {{name: results(m, q, k, v) for name, m in MECHANISMS.items()}}
+torch.save((native.instruction_set(), found), {str(tmp_path / "found.pt")!r})
+"""
+    env = {**os.environ, "COTERIE_ISA": isa}
+    root = os.path.dirname(os.path.dirname(__file__))
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=root, env=env)
+    name, found = torch.load(tmp_path / "found.pt")
+    assert name == isa or native.instruction_set() == "portable"
+    q, k, v = tensors(1, 2, 111, dim=20, value_dim=12, dtype=torch.float32)
+    for mechanism, theirs in found.items():
+        for a, b in zip(theirs, results(MECHANISMS[mechanism], q, k, v), strict=True):
+            close(a, b)
+
+
+# --- processes and threads -------------------------------------------------------------------------------------------
+
+
+def test_several_python_threads_at_once():
+    q, k, v = tensors(1, 2, 200, dtype=torch.float32)
+    want = results("smyrf:cluster_size=16", q, k, v)
+    wrong = []
+
+    def work():
+        for _ in range(5):
+            found = results("smyrf:cluster_size=16", q, k, v)
+            wrong.extend(not torch.equal(a, b) for a, b in zip(found, want, strict=True))
+
+    team = [threading.Thread(target=work) for _ in range(4)]
+    for member in team:
+        member.start()
+    for member in team:
+        member.join()
+    assert len(wrong) == 4 * 5 * 5
+    assert not any(wrong)
+
+
+def test_forked_workers():
+    code = """
+import os, torch, coterie
+q = torch.randn(1, 2, 200, 16, generator=torch.Generator().manual_seed(0))
+want = coterie.attention(q, q, q, "improved-clustered:clusters=8,topk=9")
+children = []
+for _ in range(3):
+    child = os.fork()
+    if not child:
+        again = coterie.attention(q, q, q, "improved-clustered:clusters=8,topk=9")
+        os._exit(0 if torch.equal(again, want) else 1)
+    children.append(child)
+assert all(os.waitpid(child, 0)[1] == 0 for child in children)
+"""
+    # One thread in torch itself: its own OpenMP pool does not survive a fork, whatever runs on it.
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=120, env=env)
+
+
+# --- malformed plans at the op itself --------------------------------------------------------------------------------
+
+
+def raw_call(**changes):
+    def index(values):
+        return torch.tensor(values, dtype=torch.int32)[None, None]
+
+    parts = {
+        "query_order": index([2, 0, 3, 1]),
+        "query_offsets": index([0, 1, 4]),
+        "key_order": index([4, 1, 0]),
+        "key_start": index([0, 1]),
+        "key_stop": index([2, 3]),
+    }
+    parts.update({name: index(values) for name, values in changes.items()})
+    q, k = torch.zeros(1, 1, 4, 8), torch.zeros(1, 1, 5, 8)
+    offset = torch.zeros(1, dtype=torch.int32)
+    lists = (list(parts.values()), [], [], [0, 0, 0, 0, 0])
+    return native.attend_op(q, k, k, None, *lists, offset, *[None] * 6, 4, 5, False, False, 1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"query_order": [2, 0, 4, 1]}, r"rounds\[0\].query_order: expected indices in \[0, 4\), got 4"),
+        ({"query_order": [2, 0, -1, 1]}, r"query_order: expected indices in \[0, 4\), got -1"),
+        ({"query_order": [2, 0, 2, 1]}, r"query_order: expected each query at most once in a round"),
+        ({"query_offsets": [1, 1, 4]}, r"query_offsets: expected a first offset of 0, got 1"),
+        ({"query_offsets": [0, 3, 2]}, r"query_offsets: expected 0 ≤ start ≤ stop ≤ 4, got start 3, stop 2"),
+        ({"query_offsets": [0, 1, 2**30]}, r"query_offsets: expected 0 ≤ start ≤ stop ≤ 4"),
+        ({"key_order": [4, 5, 0]}, r"key_order: expected indices in \[0, 5\), got 5"),
+        ({"key_order": [4, -(2**31), 0]}, r"key_order: expected indices in \[0, 5\), got -2147483648"),
+        ({"key_start": [-1, 1]}, r"key_start, key_stop: expected 0 ≤ start ≤ stop ≤ 3, got start -1"),
+        ({"key_stop": [2, 4]}, r"key_start, key_stop: expected 0 ≤ start ≤ stop ≤ 3, got start 1, stop 4"),
+        ({"key_stop": [2]}, r"expected as many offsets as groups"),
+    ],
+)
+def test_the_op_refuses_malformed_plans_before_it_touches_anything(changes, message):
+    with pytest.raises(ValueError, match=message):
+        raw_call(**changes)
+
+
+def test_the_op_refuses_malformed_means():
+    x = torch.zeros(1, 1, 4, 8)
+    good = [torch.tensor(values, dtype=torch.int32)[None, None] for values in ([0, 1], [0], [2])]
+    assert native.means_op(x, *good).shape == (1, 1, 1, 8)
+    with pytest.raises(ValueError, match=r"means.order: expected indices in \[0, 4\), got 9"):
+        native.means_op(x, torch.tensor([[[0, 9]]], dtype=torch.int32), *good[1:])
+    with pytest.raises(ValueError, match=r"means.start, stop: expected 0 ≤ start ≤ stop ≤ 2"):
+        native.means_op(x, *good[:2], torch.tensor([[[3]]], dtype=torch.int32))
+
+
+# --- compiled and exported graphs ------------------------------------------------------------------------------------
+
+quiet = pytest.mark.filterwarnings("ignore")  # torch.compile warns about its own internals
+
+
+@quiet
+@pytest.mark.parametrize("name", ["smyrf", "improved", "reformer-strict", "routing", "longformer"])
+def test_compiles_to_one_graph(name):
+    torch._dynamo.reset()
+    q, k, v = (x.requires_grad_() for x in tensors(2, 4, 50, dim=16, key_heads=2, dtype=torch.float32))
+    mask = padding(2, 50, [50, 31])
+    causal = name in CAUSAL
+
+    def run(q, k, v, mask):
+        return coterie.attention(q, k, v, MECHANISMS[name], key_mask=mask, is_causal=causal, enable_gqa=True)
+
+    compiled = torch.compile(run, fullgraph=True)
+    out, want = compiled(q, k, v, mask), run(q, k, v, mask)
+    close(out, want)
+    for a, b in zip(
+        torch.autograd.grad(out.square().sum(), (q, k, v)),
+        torch.autograd.grad(want.square().sum(), (q, k, v)),
+        strict=True,
+    ):
+        close(a, b)
+
+
+@quiet
+def test_compiled_dropout_and_resampling_follow_torchs_generator():
+    torch._dynamo.reset()
+    q, k, v = tensors(1, 2, 64, dtype=torch.float32)
+    fresh = coterie.Smyrf(rounds=1, cluster_size=8, resample=True)
+    compiled = torch.compile(lambda: coterie.attention(q, k, v, fresh, dropout_p=0.2), fullgraph=True)
+    torch.manual_seed(1)
+    first, second = compiled(), compiled()
+    torch.manual_seed(1)
+    assert torch.equal(first, compiled())
+    assert not torch.equal(first, second)
+
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = coterie.nn.MultiheadAttention(32, 4, batch_first=True, mechanism="smyrf:cluster_size=8")
+
+    def forward(self, x):
+        return self.attention(x, x, x)[0]
+
+
+@quiet
+def test_modules_compile_and_export():
+    torch._dynamo.reset()
+    block, x = Block().eval(), torch.randn(2, 40, 32)
+    want = block(x)
+    close(torch.compile(block, fullgraph=True)(x), want)
+    close(torch.export.export(block, (x,)).module()(x), want)
+
+
+@quiet
+def test_opcheck():
+    q, k, v = (x.requires_grad_() for x in tensors(1, 2, 20, dim=8, dtype=torch.float32))
+    plan = coterie.Smyrf(rounds=2, cluster_size=4).plan(q, k, is_causal=True)
+    rounds = [
+        x
+        for each in plan.rounds
+        for x in (each.query_order, each.query_offsets, each.key_order, each.key_start, each.key_stop)
+    ]
+    mask = torch.randn(1, 1, 20, 20, requires_grad=True)
+    lists = (rounds, [], [], [0] * 10)
+    attend = (q, k, v, mask, *lists, plan.offset, plan.self_keys, *[None] * 5, 20, 20, True, False, 0.3, 0.0)
+    torch.library.opcheck(native.attend_op, attend)
+    real = torch.ones(1, 20, dtype=torch.bool)
+    seed, plain = torch.tensor(3), [x.detach() for x in (q, k)]
+    groups = torch.tensor([5])
+    torch.library.opcheck(planning.smyrf_orders_op, (*plain, real, real, groups, seed, 2, 0, False, 0))
+    torch.library.opcheck(planning.cross_polytope_op, (plain[0], real, torch.tensor([3]), seed, 2, 2, 0))
+    torch.library.opcheck(planning.hamming_kmeans_op, (plain[0], real, seed, 4, 2, 9, 0))
+    torch.library.opcheck(planning.euclidean_kmeans_op, (plain[0].double(), real, seed, 4, 2, 0))
+    torch.library.opcheck(planning.top_keys_op, (plain[0].double(), plain[1], real, None, 5))
+    torch.library.opcheck(planning.order_by_op, (torch.randn(2, 9), torch.ones(2, 9, dtype=torch.bool)))
+    labels = torch.zeros(1, 2, 20, dtype=torch.int64)
+    torch.library.opcheck(planning.cluster_means_op, (plain[0], real, labels, 3))
+    order = torch.arange(20, dtype=torch.int32).expand(1, 2, 20)
+    start, stop = torch.zeros(1, 2, 1, dtype=torch.int32), torch.full((1, 2, 1), 7, dtype=torch.int32)
+    torch.library.opcheck(native.means_op, (q, order, start, stop))
