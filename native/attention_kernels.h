@@ -15,7 +15,7 @@
 
 namespace coterie::COTERIE_ISA {
 
-constexpr int64_t kRowBlock = 96;   // a multiple of the micro-kernel's rows
+constexpr int64_t kRowBlock = 132;  // a multiple of the micro-kernel's rows, and enough for 100 centroids at once
 constexpr int64_t kKeyBlock = 256;  // a multiple of kLanes
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
@@ -204,6 +204,35 @@ inline void multiply(int64_t rows, int64_t width, int64_t depth, const float* a,
     }
 }
 
+// C (rows × width) = scale · A · B, where the rows of A are anywhere in memory.
+template <int M>
+inline void micro_rows(int64_t depth, const float* const* a, float scale, const float* panel, float* c, int64_t c_stride) {
+    Vec sums[M];
+    for (int i = 0; i < M; i++) sums[i] = splat(0);
+    for (int64_t k = 0; k < depth; k++) {
+        Vec b = load(panel + k * kLanes);
+        for (int i = 0; i < M; i++) sums[i] = fma(splat(a[i][k]), b, sums[i]);
+    }
+    for (int i = 0; i < M; i++) store(c + i * c_stride, sums[i] * splat(scale));
+}
+
+inline void multiply_rows(int64_t rows, int64_t width, int64_t depth, const float* const* a, float scale, const float* b,
+                          int64_t b_rows, float* c, int64_t c_stride) {
+    for (int64_t j = 0; j < width; j += kLanes) {
+        const float* panel = b + j * b_rows;
+        int64_t i = 0;
+        for (; i + 6 <= rows; i += 6) micro_rows<6>(depth, a + i, scale, panel, c + i * c_stride + j, c_stride);
+        float* to = c + i * c_stride + j;
+        switch (rows - i) {
+            case 1: micro_rows<1>(depth, a + i, scale, panel, to, c_stride); break;
+            case 2: micro_rows<2>(depth, a + i, scale, panel, to, c_stride); break;
+            case 3: micro_rows<3>(depth, a + i, scale, panel, to, c_stride); break;
+            case 4: micro_rows<4>(depth, a + i, scale, panel, to, c_stride); break;
+            case 5: micro_rows<5>(depth, a + i, scale, panel, to, c_stride); break;
+        }
+    }
+}
+
 // --- which pairs meet ------------------------------------------------------------------------------------------------
 
 // Where one group's work happens.
@@ -387,7 +416,9 @@ struct ForwardWorker {
     const Forward& result;
     int64_t dim, value_dim, value_width;
     Buffer rows, query, keys, values, scores, partial, row_memory;
-    std::vector<const float*> pointers;
+    std::vector<const float*> pointers, query_rows;
+    int64_t checked_head = -1;
+    bool head_finite = false;  // of the values of checked_head
     std::unique_ptr<Multiplicity> multiplicity;
     float* totals;  // (batch * heads * query rows): running sum; result.lse holds the running maximum
 
@@ -405,8 +436,27 @@ struct ForwardWorker {
           partial(kRowBlock * value_width),
           row_memory(value_width),
           pointers(kKeyBlock),
+          query_rows(kRowBlock),
           multiplicity(call.once ? new Multiplicity(call) : nullptr),
           totals(totals) {}
+
+    // Whether all values of a head are finite; if so, its tiles need not be looked at.
+    bool values_finite(int64_t batch, int64_t key_head) {
+        int64_t at = batch * call.key_heads + key_head;
+        if (at == checked_head) return head_finite;
+        checked_head = at;
+        head_finite = true;
+        for (int64_t j = 0; j < call.v.rows && head_finite; j++) {
+            const char* from = call.v.row(batch, key_head, j);
+            if (call.v.kind == Kind::f32) {
+                head_finite = all_finite(reinterpret_cast<const float*>(from), value_dim);
+            } else {
+                read_row(from, call.v.kind, value_dim, row_memory);
+                head_finite = all_finite(row_memory, value_dim);
+            }
+        }
+        return head_finite;
+    }
 
     void gather_keys(const Group& group, int64_t first, int64_t count) {
         for (int64_t j = 0; j < count; j++) {
@@ -432,6 +482,7 @@ struct ForwardWorker {
             }
             row_to_panels(row, value_dim, j, kKeyBlock, values);
         }
+        if (values_finite(group.batch, group.key_head)) return true;
         for (int64_t c = 0; c < value_width; c += kLanes)
             if (!all_finite(values + c * kKeyBlock, count * kLanes)) return false;
         return true;
@@ -445,9 +496,11 @@ struct ForwardWorker {
         for (int64_t first_row = 0; first_row < group.row_count; first_row += kRowBlock) {
             int64_t row_count = std::min(kRowBlock, group.row_count - first_row);
             for (int64_t i = 0; i < row_count; i++) {
-                float* to = query + i * dim;
-                read_row(call.q.row(group.batch, group.head, group.rows[first_row + i]), call.q.kind, dim, to);
-                for (int64_t d = 0; d < dim; d++) to[d] *= call.scale;
+                const char* from = call.q.row(group.batch, group.head, group.rows[first_row + i]);
+                query_rows[i] = reinterpret_cast<const float*>(from);
+                if (call.q.kind == Kind::f32) continue;
+                read_row(from, call.q.kind, dim, query + i * dim);
+                query_rows[i] = query + i * dim;
             }
             for (int64_t first_key = 0; first_key < group.key_count; first_key += kKeyBlock) {
                 int64_t key_count = std::min(kKeyBlock, group.key_count - first_key);
@@ -457,7 +510,7 @@ struct ForwardWorker {
                     gathered = true;
                 }
                 if (next) prefetch_rows(call.k, next->batch, next->key_head, next->keys, next->key_count);
-                multiply<false>(row_count, key_count, dim, query, dim, 1, keys, dim, scores, kKeyBlock);
+                multiply_rows(row_count, key_count, dim, query_rows.data(), call.scale, keys, dim, scores, kKeyBlock);
                 settle_scores(call, group, first_row, row_count, first_key, key_count, scores, kKeyBlock, multiplicity.get());
                 if (next) prefetch_rows(call.q, next->batch, next->head, next->rows, next->row_count);
                 accumulate(group, first_row, row_count, first_key, key_count, finite, next);
@@ -499,7 +552,12 @@ struct ForwardWorker {
                     if (row[j] != 0) row[j] *= keep(call, bh, group.rows[first_row + i], group.keys[first_key + j]);
         }
         if (!finite) return;
-        if (next) prefetch_rows(call.v, next->batch, next->key_head, next->keys, next->key_count);
+        if (next) {
+            prefetch_rows(call.v, next->batch, next->key_head, next->keys, next->key_count);
+            Rows outs{result.out, Kind::f32, call.heads * call.q.rows * value_dim, call.q.rows * value_dim, value_dim,
+                      call.q.rows, value_dim};
+            prefetch_rows(outs, next->batch, next->head, next->rows, next->row_count);
+        }
         multiply<false>(row_count, value_dim, key_count, scores, kKeyBlock, 1, values, kKeyBlock, partial, value_width);
         for (int64_t i = 0; i < row_count; i++) {
             float* out = result.out + (bh * call.q.rows + group.rows[first_row + i]) * value_dim;

@@ -1,13 +1,31 @@
 #include "kernels.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <sstream>
 #include <vector>
 
+#if !defined(_WIN32)
+#include <unistd.h>
+#endif
+
+#include "threads.h"
+
 namespace coterie {
 
 namespace {
+
+std::atomic<Team> adopted{nullptr};
+std::atomic<long> adopted_by{0};  // the process that adopted it
+
+long process() {
+#if defined(_WIN32)
+    return 1;
+#else
+    return static_cast<long>(getpid());
+#endif
+}
 
 bool cpu_has_avx2() {
 #if defined(COTERIE_X86) && (defined(__GNUC__) || defined(__clang__))
@@ -74,6 +92,13 @@ void check_round(const Call& call, size_t r, const Round& round, std::vector<uin
 }
 
 }  // namespace
+
+Team current_team() { return adopted_by.load() == process() ? adopted.load() : nullptr; }
+
+void adopt_team(Team team) {
+    adopted_by.store(process());
+    adopted.store(team);
+}
 
 void check_plan(const Call& call) {
     std::vector<uint8_t> met;

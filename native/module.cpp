@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kernels.h"
+#include "threads.h"
 
 namespace nb = nanobind;
 using namespace coterie;
@@ -167,6 +168,7 @@ NB_MODULE(_native, m) {
         check_segments(segments, rows);
         kernels().means_backward(segments, grad.data(), rows, dim, result.data());
     });
+    m.def("adopt_team", [](uintptr_t address) { adopt_team(reinterpret_cast<Team>(address)); });
     m.def("instruction_set", [] { return std::string(kernels().name); });
 
     m.def("order_by", [](Floats scores, Bytes mask, Ints order, int threads) {

@@ -323,6 +323,32 @@ inline int distance(const uint64_t* a, const uint64_t* b, int64_t words) {
     return total;
 }
 
+// The nearest of k words, the first of equals. Distance above and index below make one number to compare.
+inline int64_t nearest_word(uint64_t word, const uint64_t* centers, int64_t k) {
+    uint64_t least = ~0ull;
+    int64_t c = 0;
+#if defined(__AVX2__)
+    // Bits of four words at a time, by a table of the bits of a nibble.
+    const __m256i mine = _mm256_set1_epi64x(static_cast<int64_t>(word)), low = _mm256_set1_epi8(15);
+    const __m256i table = _mm256_setr_epi8(0, 1, 1, 2, 1, 2, 2, 3, 1, 2, 2, 3, 2, 3, 3, 4, 0, 1, 1, 2, 1, 2, 2, 3, 1, 2, 2,
+                                           3, 2, 3, 3, 4);
+    __m256i best = _mm256_set1_epi64x(INT64_MAX), index = _mm256_setr_epi64x(0, 1, 2, 3);
+    for (; c + 4 <= k; c += 4) {
+        __m256i x = _mm256_xor_si256(mine, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(centers + c)));
+        __m256i bits = _mm256_add_epi8(_mm256_shuffle_epi8(table, _mm256_and_si256(x, low)),
+                                       _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(x, 4), low)));
+        __m256i key = _mm256_or_si256(_mm256_slli_epi64(_mm256_sad_epu8(bits, _mm256_setzero_si256()), 32), index);
+        best = _mm256_blendv_epi8(best, key, _mm256_cmpgt_epi64(best, key));
+        index = _mm256_add_epi64(index, _mm256_set1_epi64x(4));
+    }
+    alignas(32) uint64_t lanes[4];
+    _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), best);
+    least = std::min(std::min(lanes[0], lanes[1]), std::min(lanes[2], lanes[3]));
+#endif
+    for (; c < k; c++) least = std::min(least, uint64_t(std::popcount(word ^ centers[c])) << 32 | uint64_t(c));
+    return static_cast<int64_t>(least & 0xFFFFFFFF);
+}
+
 // The sign of each projection of a row, as bits.
 inline void sign_bits(const KmeansCall& call, const Rows& rows, int64_t b, int64_t h, const Candidates& planes,
                       std::vector<uint64_t>& bits, int64_t words) {
@@ -400,14 +426,7 @@ inline void hamming_kmeans(const KmeansCall& call, const Rows& rows, int64_t* la
                         if (d < nearest || (d == nearest && c < best)) nearest = d, best = c;
                     }
                 } else if (words == 1) {
-                    // Distance above, index below: the least of these is the nearest, and the first of equals.
-                    uint64_t word = *mine, least[4] = {~0ull, ~0ull, ~0ull, ~0ull};
-                    int64_t c = 0;
-                    for (; c + 4 <= k; c += 4)
-                        for (int64_t u = 0; u < 4; u++)
-                            least[u] = std::min(least[u], uint64_t(std::popcount(word ^ centers[c + u])) << 32 | uint64_t(c + u));
-                    for (; c < k; c++) least[0] = std::min(least[0], uint64_t(std::popcount(word ^ centers[c])) << 32 | uint64_t(c));
-                    best = int64_t(std::min(std::min(least[0], least[1]), std::min(least[2], least[3])) & 0xFFFFFFFF);
+                    best = nearest_word(*mine, centers.data(), k);
                 } else {
                     for (int64_t c = 0; c < k; c++) {
                         int d = distance(mine, centers.data() + c * words, words);

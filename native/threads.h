@@ -1,4 +1,5 @@
-// Threads that live for one call: nothing spins between calls, nothing is left over for a fork to lose.
+// Who does the work: torch's own OpenMP team where it can be had, so that no two sets of threads compete for the cores
+// (an idle OpenMP worker spins for a while before it sleeps); otherwise threads that live for one call.
 #pragma once
 
 #include <atomic>
@@ -10,6 +11,13 @@
 
 namespace coterie {
 
+// libgomp's entry point: run work(data) on a team of that many threads, the caller among them.
+using Team = void (*)(void (*work)(void*), void* data, unsigned threads, unsigned flags);
+
+// The team of this process, or null. A forked child has none: the parent's workers did not come along.
+Team current_team();
+void adopt_team(Team team);
+
 // Run task(index, worker) for each index in [0, count) on at most `threads` threads. Tasks must not depend on who runs
 // them; then neither does the result.
 template <class Task>
@@ -19,23 +27,35 @@ void parallel_for(int64_t count, int threads, Task&& task) {
         for (int64_t i = 0; i < count; i++) task(i, 0);
         return;
     }
-    std::atomic<int64_t> next{0};
-    std::exception_ptr failure;
-    std::mutex guard;
-    auto work = [&](int worker) {
-        try {
-            for (int64_t i; (i = next.fetch_add(1)) < count;) task(i, worker);
-        } catch (...) {
-            std::lock_guard<std::mutex> lock(guard);
-            if (!failure) failure = std::current_exception();
-            next.store(count);
+    struct Work {
+        int64_t count;
+        Task& task;
+        std::atomic<int64_t> next{0};
+        std::atomic<int> workers{0};
+        std::exception_ptr failure;
+        std::mutex guard;
+
+        static void run(void* data) {
+            Work& work = *static_cast<Work*>(data);
+            int worker = work.workers.fetch_add(1);
+            try {
+                for (int64_t i; (i = work.next.fetch_add(1)) < work.count;) work.task(i, worker);
+            } catch (...) {
+                std::lock_guard<std::mutex> lock(work.guard);
+                if (!work.failure) work.failure = std::current_exception();
+                work.next.store(work.count);
+            }
         }
-    };
-    std::vector<std::thread> team;
-    for (int worker = 1; worker < threads; worker++) team.emplace_back(work, worker);
-    work(0);
-    for (auto& member : team) member.join();
-    if (failure) std::rethrow_exception(failure);
+    } work{count, task, {}, {}, {}, {}};
+    if (Team team = current_team()) {
+        team(Work::run, &work, static_cast<unsigned>(threads), 0);
+    } else {
+        std::vector<std::thread> helpers;
+        for (int helper = 1; helper < threads; helper++) helpers.emplace_back(Work::run, &work);
+        Work::run(&work);
+        for (auto& helper : helpers) helper.join();
+    }
+    if (work.failure) std::rethrow_exception(work.failure);
 }
 
 }  // namespace coterie

@@ -216,7 +216,9 @@ def _borrow(plan: Plan, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
     if plan.answer is None:
         return own_out, own_lse
     rows = plan.answer.clamp(min=0).long()
-    other_out = out.gather(2, rows[..., None].expand(-1, -1, -1, out.shape[-1]))
+    head = torch.arange(plan.batch * plan.heads, device=out.device).view(plan.batch, plan.heads, 1)
+    flat = (rows + head * plan.query_rows).flatten()
+    other_out = out.flatten(0, 2).index_select(0, flat).view_as(own_out)
     other_lse = torch.where(plan.answer >= 0, lse.gather(-1, rows), float("-inf"))
     top = torch.maximum(own_lse, other_lse).detach()
     base = torch.where(top == float("-inf"), 0, top)
@@ -224,5 +226,5 @@ def _borrow(plan: Plan, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
     total = own + other
     heard = total != 0
     safe = torch.where(heard, total, 1)
-    merged = (own / safe)[..., None] * own_out + (other / safe)[..., None] * other_out
+    merged = torch.lerp(own_out, other_out, (other / safe)[..., None])
     return merged, torch.where(heard, base + safe.log(), float("-inf"))

@@ -5,7 +5,9 @@ The kernels know nothing of torch: tensors reach them through DLPack. Accumulati
 
 from __future__ import annotations
 
+import ctypes
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -22,6 +24,23 @@ try:
     _instruction_set = _native.instruction_set()
 except ImportError as error:
     _missing = f"the C++ engine was not built when Coterie was installed ({error})"
+
+
+def _torchs_team() -> int:
+    """The address of GOMP_parallel in the OpenMP library that torch has loaded; 0 if it is another kind of library."""
+    try:
+        maps = Path("/proc/self/maps").read_text()
+    except OSError:
+        return 0
+    paths = {line.split(maxsplit=5)[5] for line in maps.splitlines() if "libgomp" in line}
+    paths = {path for path in paths if "/torch/" in path or "/torch.libs/" in path} or paths
+    if len(paths) != 1:
+        return 0
+    return ctypes.cast(ctypes.CDLL(paths.pop()).GOMP_parallel, ctypes.c_void_p).value or 0
+
+
+if _native is not None:
+    _native.adopt_team(_torchs_team())
 
 
 def why_not() -> str:
