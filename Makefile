@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup demo test lint format bench clean
+.PHONY: setup demo test lint format bench sanitize clean
 
 setup: $(STAMP)
 
@@ -30,8 +30,20 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Peers are compared where they install; the benchmark names those that are missing.
 bench: setup
+	-$(BIN)/python -m pip install --quiet local-attention reformer-pytorch routing-transformer
 	$(BIN)/python -m benchmarks.speed
 
 clean:
 	rm -rf $(VENV) build dist out .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+# The native engine under AddressSanitizer and UndefinedBehaviorSanitizer; the next `make` puts the plain build back.
+sanitize: setup
+	rm -f $(STAMP)
+	$(BIN)/python -m pip install --quiet --no-deps --editable . --config-settings=cmake.define.COTERIE_SANITIZE=ON \
+		--config-settings=build-dir=build/sanitize
+	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
+		ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+		$(BIN)/python -m pytest -q tests/test_native.py tests/test_engine.py tests/test_invariance.py \
+		-k "native and not compile and not export and not memory and not forked and not every_copy"

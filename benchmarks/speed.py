@@ -1,31 +1,44 @@
-"""`make bench`: time against SDPA at growing lengths, forward and forward + backward, planning included."""
+"""`make bench`: SDPA, both backends and public peers side by side, planning included: time, memory, two plots."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import platform
+import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
 import coterie
-from benchmarks.measure import interleaved, peaked_tensors
+from benchmarks import peers
+from benchmarks.measure import interleaved, peak_bytes, peaked_tensors
 from coterie import Mechanism
 
+Attend = Callable[..., Tensor]
+SMYRF = coterie.Smyrf(rounds=2, cluster_size=64)
+IMPROVED = coterie.ImprovedClustered(clusters=100, topk=32)
 MECHANISMS: list[Mechanism] = [
-    coterie.Smyrf(rounds=2, cluster_size=64),
-    coterie.ImprovedClustered(clusters=100, topk=32),
+    SMYRF,
+    coterie.Smyrf(rounds=4, cluster_size=64),
+    IMPROVED,
+    coterie.Clustered(clusters=100),
     coterie.Reformer(rounds=2, chunk_size=64),
+    coterie.Routing(clusters=64, window=128),
     coterie.Local(window=128),
+    coterie.Longformer(window=128, global_tokens=4),
 ]
+CELLS = 4096 * 4096 * 16  # scores a head beyond which quadratic candidates are left out of a pass
 
 
-def step(attend: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, *, backward: bool) -> None:
+def step(attend: Attend, q: Tensor, k: Tensor, v: Tensor, *, backward: bool = False) -> None:
     """One forward pass, and its gradients if asked for."""
     inputs = [x.detach().requires_grad_(backward) for x in (q, k, v)]
     out = attend(*inputs)
@@ -33,34 +46,206 @@ def step(attend: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, *, back
         torch.autograd.grad(out.sum(), inputs)
 
 
-def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--lengths", default="512,1024,2048,4096,8192", help="comma-separated numbers of tokens")
-    parser.add_argument("--repeats", type=int, default=3, help="timed runs; the median counts")
-    options = parser.parse_args()
-    lengths = [int(part) for part in options.lengths.split(",")]
-    console = Console()
-    table = Table(title=f"SDPA's time / ours, 1 × 8 heads × 64, float32, {torch.get_num_threads()} threads, reference")
-    table.add_column("mechanism")
-    table.add_column("pass")
-    for length in lengths:
-        table.add_column(f"{length:,}", justify="right")
-    cells: dict[tuple[str, str], list[str]] = {}
-    for length in track(lengths, "measuring", console=console, transient=True):
+def ours(mechanism: Mechanism, backend: str = "native") -> Attend:
+    """The whole call, planning included."""
+    return partial(coterie.attention, mechanism=mechanism, backend=backend)
+
+
+def check() -> list[str]:
+    """What is wrong: native against the reference, and Full against SDPA. Nothing is measured unless this is empty."""
+    q, k, v = peaked_tensors(500)
+    wrong = []
+    for mechanism in [*MECHANISMS, coterie.Full(), coterie.TopK()]:
+        plan = mechanism.plan(q, k, backend="native")
+        results = []
+        for backend in ("native", "reference"):
+            inputs = [x.clone().requires_grad_() for x in (q, k, v)]
+            out = coterie.grouped_attention(*inputs, plan, backend=backend).out
+            results.append((out, *torch.autograd.grad(out.square().sum(), inputs)))
+        if not all(torch.allclose(a, b, rtol=1e-3, atol=1e-4) for a, b in zip(*results, strict=True)):
+            wrong.append(f"{mechanism}: native differs from the reference")
+        if not torch.equal(plan.to_dense(), mechanism.plan(q, k, backend="reference").to_dense()):
+            wrong.append(f"{mechanism}: the native plan differs from the reference's")
+    if not torch.allclose(coterie.attention(q, k, v, "full"), F.scaled_dot_product_attention(q, k, v), atol=1e-5):
+        wrong.append("full: differs from SDPA")
+    return wrong
+
+
+def promises(repeats: int) -> Table:
+    """The ratios that the project promises, each measured beside SDPA."""
+    table = Table(title="8 heads × 64, float32, batch 1, planning included")
+    for column in ("case", "SDPA", "ours", "ratio", "at least", "aim"):
+        table.add_column(column, no_wrap=True, justify="left" if column == "case" else "right")
+    cases = [
+        (SMYRF, 8192, False, "20×", "32×"),
+        (SMYRF, 8192, True, "20×", "32×"),
+        (SMYRF, 1024, False, "1.5×", ""),
+        (SMYRF, 512, False, "", "1×"),
+        (IMPROVED, 4096, False, "6×", "15×"),
+        (IMPROVED, 8192, True, "12×", "25×"),
+    ]
+    for mechanism, length, backward, least, aim in cases:
         tensors = peaked_tensors(length)
-        for name, backward in (("forward", False), ("both", True)):
-            attends: dict[str, Callable[..., Tensor]] = {"sdpa": F.scaled_dot_product_attention}
-            for mechanism in MECHANISMS:
-                attends[str(mechanism)] = partial(coterie.attention, mechanism=mechanism)
-            runs = {key: partial(step, attend, *tensors, backward=backward) for key, attend in attends.items()}
-            seconds = interleaved(runs, options.repeats)
-            for key in attends:
-                cell = f"{seconds[key] * 1e3:.0f} ms" if key == "sdpa" else f"{seconds['sdpa'] / seconds[key]:.2f}×"
-                cells.setdefault((key, name), []).append(cell)
-    for (key, name), row in cells.items():
-        table.add_row(key, name, *row)
-    console.print(table)
+        runs = {
+            "sdpa": partial(step, F.scaled_dot_product_attention, *tensors, backward=backward),
+            "ours": partial(step, ours(mechanism), *tensors, backward=backward),
+        }
+        seconds = interleaved(runs, repeats * max(1, 4096 // length))
+        ratio = seconds["sdpa"] / seconds["ours"]
+        name = f"{mechanism}, {length:,}, {'forward + backward' if backward else 'forward'}"
+        table.add_row(name, _ms(seconds["sdpa"]), _ms(seconds["ours"]), f"{ratio:.1f}×", least, aim)
+    short, long = peaked_tensors(8192), peaked_tensors(65_536)
+    seconds = interleaved({str(i): partial(step, ours(SMYRF), *x) for i, x in enumerate((short, long))}, repeats)
+    table.add_row(
+        f"{SMYRF}, time at 65,536 / time at 8,192", "", "", f"{seconds['1'] / seconds['0']:.2f}", "≤ 9.5", "8.5"
+    )
+    peak = peak_bytes(partial(step, ours(coterie.Smyrf(rounds=4, cluster_size=64)), *long))
+    size = long[0].numel() * 4
+    beyond = "–" if peak is None else f"{(peak - size) / size:.2f} × q"
+    table.add_row("smyrf, 65,536, forward: peak memory beyond q, k, v, out", "", "", beyond, "≤ 1.0", "0.5")
+    return table
+
+
+def backends(repeats: int, length: int = 8192) -> Table:
+    """Native against reference, planning and execution apart."""
+    table = Table(title=f"native against reference, {length:,} tokens, forward")
+    for column in ("mechanism", "plan", "execute", "all native", "all reference", "ratio"):
+        table.add_column(column, no_wrap=True, justify="left" if column == "mechanism" else "right")
+    tensors = peaked_tensors(length)
+    for mechanism in MECHANISMS:
+        plan = mechanism.plan(*tensors[:2])
+        runs: dict[str, Callable[[], object]] = {
+            "plan": partial(mechanism.plan, *tensors[:2]),
+            "execute": partial(coterie.grouped_attention, *tensors, plan),
+            "native": partial(step, ours(mechanism), *tensors),
+            "reference": partial(step, ours(mechanism, "reference"), *tensors),
+        }
+        s = interleaved(runs, repeats)
+        ratio = f"{s['reference'] / s['native']:.1f}×"
+        table.add_row(str(mechanism), *(_ms(s[x]) for x in ("plan", "execute", "native", "reference")), ratio)
+    return table
+
+
+def sweep(lengths: list[int], repeats: int, others: dict[str, Attend], console: Console) -> list[dict[str, Any]]:
+    """Every candidate at every length: seconds and peak memory, forward and forward + backward."""
+    rows = []
+    for length in lengths:
+        tensors = peaked_tensors(length)
+        for backward in (False, True):
+            dense = length * length * (3 if backward else 1) <= CELLS
+            attends: dict[str, Attend] = {"sdpa": F.scaled_dot_product_attention} if dense else {}
+            attends |= {str(mechanism): ours(mechanism) for mechanism in MECHANISMS}
+            attends |= {"smyrf:rounds=2 (reference)": ours(SMYRF, "reference")} if length <= 8192 else {}
+            attends |= others
+            runs = {name: partial(step, attend, *tensors, backward=backward) for name, attend in attends.items()}
+            for name in list(runs):
+                try:
+                    runs[name]()
+                except (RuntimeError, AssertionError, ValueError) as error:  # a peer that does not take this length
+                    console.print(f"{name} at {length:,}: {type(error).__name__}: {str(error)[:100]}")
+                    del runs[name]
+            seconds = interleaved(runs, repeats)
+            for name, taken in seconds.items():
+                peak = peak_bytes(runs[name])
+                row = {"candidate": name, "length": length, "backward": backward, "seconds": taken, "peak_bytes": peak}
+                rows.append(row)
+    return rows
+
+
+def constant_tokens(repeats: int, tokens: int = 65_536) -> list[dict[str, Any]]:
+    """Figure 8 of the supplement: batch × length = 65K."""
+    rows = []
+    for length in (512, 1024, 2048, 4096, 8192):
+        tensors = peaked_tensors(length, batch=tokens // length)
+        attends = {"sdpa": F.scaled_dot_product_attention, "smyrf 2 × 64": ours(SMYRF)}
+        seconds = interleaved({n: partial(step, a, *tensors) for n, a in attends.items()}, repeats)
+        rows += [{"candidate": n, "length": length, "seconds": s} for n, s in seconds.items()]
+    return rows
+
+
+def plot(rows: list[dict[str, Any]], title: str, path: Path) -> None:
+    """Seconds against length, one line a candidate."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4.5))
+    for name in dict.fromkeys(row["candidate"] for row in rows):
+        mine = [row for row in rows if row["candidate"] == name]
+        axes.plot([r["length"] for r in mine], [r["seconds"] for r in mine], marker="o", label=name)
+    axes.set(xscale="log", yscale="log", xlabel="tokens", ylabel="seconds", title=title)
+    axes.set_xscale("log", base=2)
+    axes.legend(fontsize=7)
+    axes.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms"
+
+
+def main() -> None:
+    """Check, measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    lengths = "512,1024,2048,4096,8192,16384,32768,65536"
+    parser.add_argument("--lengths", default=lengths, help="comma-separated numbers of tokens")
+    parser.add_argument("--repeats", type=int, default=3, help="timed runs; the median counts")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for bench.json and the plots")
+    parser.add_argument("--promises", action="store_true", help="only the promised ratios")
+    options = parser.parse_args()
+    console = Console()
+    console = Console(width=max(console.width, 130))
+    if wrong := check():
+        console.print("Not measured, because correctness is red:", *wrong, sep="\n  ")
+        sys.exit(1)
+    console.print(promises(max(3, options.repeats)))
+    if options.promises:
+        return
+    console.print(backends(options.repeats))
+    others, missing = peers.available()
+    for name, reason in missing.items():
+        console.print(f"{name}: not measured ({reason})")
+    rows = sweep([int(part) for part in options.lengths.split(",")], options.repeats, others, console)
+    for backward in (False, True):
+        console.print(_table(rows, backward))
+    figure_8 = constant_tokens(options.repeats)
+    options.out.mkdir(exist_ok=True)
+    settings = {
+        "torch": torch.__version__,
+        "coterie": coterie.__version__,
+        "backends": coterie.backends(),
+        "threads": torch.get_num_threads(),
+        "machine": platform.processor() or platform.machine(),
+    }
+    report = {"settings": settings, "sweep": rows, "constant_tokens": figure_8}
+    (options.out / "bench.json").write_text(json.dumps(report, indent=1))
+    plot(figure_8, "batch × length = 65,536, forward (cf. supplement, Figure 8)", options.out / "constant_tokens.png")
+    forward = [row for row in rows if not row["backward"]]
+    plot(forward, "batch 1, forward (cf. supplement, Figure 9)", options.out / "lengths.png")
+    console.print(f"wrote {options.out}/bench.json, constant_tokens.png, lengths.png")
+
+
+def _table(rows: list[dict[str, Any]], backward: bool) -> Table:
+    rows = [row for row in rows if row["backward"] == backward]
+    lengths = list(dict.fromkeys(row["length"] for row in rows))
+    table = Table(title=f"ms (peak MB), {'forward + backward' if backward else 'forward'}")
+    table.add_column("candidate", no_wrap=True)
+    for length in lengths:
+        table.add_column(f"{length:,}", justify="right", no_wrap=True)
+    for name in dict.fromkeys(row["candidate"] for row in rows):
+        cells = {row["length"]: row for row in rows if row["candidate"] == name}
+
+        def cell(length: int, cells: dict[int, dict[str, Any]] = cells) -> str:
+            if length not in cells:
+                return "–"
+            peak = cells[length]["peak_bytes"]
+            return f"{cells[length]['seconds'] * 1e3:.1f}" + ("" if peak is None else f" ({peak / 1e6:.0f})")
+
+        table.add_row(name, *(cell(length) for length in lengths))
+    return table
 
 
 if __name__ == "__main__":

@@ -391,7 +391,8 @@ inline void settle_scores(const Call& call, const Group& group, int64_t first_ro
             const int32_t* skip =
                 round->skip + (bh * round->query_order.length + group.first_slot + first_row + i) * round->skips;
             if (ascending) {
-                for (const int32_t* s = skip; s < skip + round->skips; s++)
+                const int32_t* last = std::upper_bound(skip, skip + round->skips, key[keys - 1]);
+                for (const int32_t* s = std::lower_bound(skip, last, key[0]); s < last; s++)
                     for (auto found = std::lower_bound(key, key + keys, *s); found < key + keys && *found == *s; found++)
                         row[found - key] = kNone;
             } else {
@@ -699,7 +700,7 @@ struct BackwardWorker {
     int64_t dim, width, value_dim, value_width;
     Buffer query, query_panels, grad, grad_panels, key_rows, keys, keys_transposed, value_rows, values_transposed;
     Buffer weights, grad_weights, raw, sums;
-    std::vector<const float*> pointers;
+    std::vector<const float*> pointers, query_rows;
     std::unique_ptr<Multiplicity> multiplicity;
 
     BackwardWorker(const Call& call, const Backward& result)
@@ -723,6 +724,7 @@ struct BackwardWorker {
           raw(kRowBlock * kKeyBlock),
           sums(std::max(kRowBlock, kKeyBlock) * std::max(width, value_width)),
           pointers(kKeyBlock),
+          query_rows(kRowBlock),
           multiplicity(call.once ? new Multiplicity(call) : nullptr) {}
 
     void gather(const Rows& from, int64_t head, const Group& group, int64_t first, int64_t count, float* rows,
@@ -752,7 +754,7 @@ struct BackwardWorker {
                     for (int64_t j = 0; j < key_count; j++) row_to_panels(key_rows + j * dim, dim, j, kKeyBlock, keys);
                     gathered = true;
                 }
-                multiply<false>(row_count, key_count, dim, query, dim, 1, keys_transposed, dim, raw, kKeyBlock);
+                multiply_rows(row_count, key_count, dim, query_rows.data(), call.scale, keys_transposed, dim, raw, kKeyBlock);
                 settle_scores(call, group, first_row, row_count, first_key, key_count, raw, kKeyBlock, multiplicity.get());
                 multiply<false>(row_count, key_count, value_dim, grad, value_dim, 1, values_transposed, value_dim,
                                 grad_weights, kKeyBlock);
@@ -762,20 +764,20 @@ struct BackwardWorker {
         }
     }
 
-    // Scaled queries and upstream gradients of a block of rows; shift = dlse − out · dout. Returns whether some
+    // Queries and upstream gradients of a block of rows; shift = dlse − out · dout. Returns whether some
     // gradient is inf or NaN.
     bool load_rows(const Group& group, int64_t first_row, int64_t row_count, float* shifts, float* lses) {
         for (int64_t i = 0; i < row_count; i++) {
             int64_t row = group.rows[first_row + i], at = (group.batch * call.heads + group.head) * call.q.rows + row;
             float* q = query + i * dim;
             read_row(call.q.row(group.batch, group.head, row), call.q.kind, dim, q);
-            for (int64_t d = 0; d < dim; d++) q[d] *= call.scale;
+            query_rows[i] = q;
             float* g = grad + i * value_dim;
             read_row(result.grad_out.row(group.batch, group.head, row), result.grad_out.kind, value_dim, g);
             const float* out = result.out + at * value_dim;
-            float dot = 0;
-            for (int64_t d = 0; d < value_dim; d++) dot += g[d] * out[d];
-            shifts[i] = result.grad_lse[at] - dot;
+            double dot = 0;  // what is left of p·(dp − dot) is small, so dot must be good
+            for (int64_t d = 0; d < value_dim; d++) dot += double(g[d]) * out[d];
+            shifts[i] = static_cast<float>(result.grad_lse[at] - dot);
             lses[i] = result.lse[at] == kNone ? 0.0f : result.lse[at];
             row_to_panels(g, value_dim, i, kRowBlock, grad_panels);
         }
@@ -826,7 +828,7 @@ struct BackwardWorker {
         multiply<false>(key_count, dim, row_count, grad_weights, 1, kKeyBlock, query_panels, kRowBlock, sums, width);
         for (int64_t j = 0; j < key_count; j++) {
             float* to = result.grad_k + (bk * call.k.rows + group.keys[first_key + j]) * dim;
-            for (int64_t d = 0; d < dim; d++) to[d] += sums[j * width + d];  // the queries carry the scale
+            for (int64_t d = 0; d < dim; d++) to[d] += call.scale * sums[j * width + d];
         }
         if (!wild_grad) {
             multiply<false>(key_count, value_dim, row_count, weights, 1, kKeyBlock, grad_panels, kRowBlock, sums, value_width);

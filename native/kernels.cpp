@@ -27,22 +27,16 @@ long process() {
 #endif
 }
 
+#if defined(COTERIE_X86)
 bool cpu_has_avx2() {
-#if defined(COTERIE_X86) && (defined(__GNUC__) || defined(__clang__))
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-#else
-    return false;
-#endif
 }
 
 bool cpu_has_avx512() {
-#if defined(COTERIE_X86) && (defined(__GNUC__) || defined(__clang__))
     return cpu_has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-#else
-    return false;
-#endif
 }
+#endif
 
 template <class... Parts>
 [[noreturn]] void refuse(const Parts&... parts) {

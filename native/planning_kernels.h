@@ -385,6 +385,17 @@ inline void sign_bits(const KmeansCall& call, const Rows& rows, int64_t b, int64
     }
 }
 
+// The bits of a byte as numbers.
+struct ByteBits {
+    int32_t table[256][8];
+    constexpr ByteBits() : table() {
+        for (int byte = 0; byte < 256; byte++)
+            for (int bit = 0; bit < 8; bit++) table[byte][bit] = byte >> bit & 1;
+    }
+    constexpr const int32_t* operator[](uint64_t byte) const { return table[byte]; }
+};
+inline constexpr ByteBits spread_byte;
+
 inline void hamming_kmeans(const KmeansCall& call, const Rows& rows, int64_t* labels) {
     parallel_for(call.batch * call.heads, call.threads, [&](int64_t bh, int) {
         int64_t b = bh / call.heads, h = bh % call.heads, words = (call.bits + 63) / 64, n = call.rows, k = call.clusters;
@@ -400,16 +411,19 @@ inline void hamming_kmeans(const KmeansCall& call, const Rows& rows, int64_t* la
         for (int64_t c = 0; c < k; c++) std::copy_n(bits.data() + chosen[c] * words, words, centers.data() + c * words);
 
         int64_t* label = labels + bh * n;
-        std::vector<int32_t> ones(k * call.bits, 0), sizes(k, 0);
+        std::vector<int32_t> ones(k * words * 64, 0), sizes(k, 0);
         std::vector<int64_t> changed(k);
         for (int64_t c = 0; c < k; c++) changed[c] = c;
         std::vector<uint8_t> moved(k, 1);
         std::fill(label, label + n, -1);
         auto count = [&](int64_t i, int64_t c, int32_t step) {
             sizes[c] += step;
-            int32_t* total = ones.data() + c * call.bits;
-            for (int64_t m = 0; m < call.bits; m++)
-                total[m] += step * static_cast<int32_t>((bits[i * words + m / 64] >> (m % 64)) & 1);
+            int32_t* total = ones.data() + c * words * 64;
+            for (int64_t w = 0; w < words; w++)
+                for (int byte = 0; byte < 8; byte++) {
+                    const int32_t* each = spread_byte[(bits[i * words + w] >> (8 * byte)) & 255];
+                    for (int bit = 0; bit < 8; bit++) total[w * 64 + byte * 8 + bit] += step * each[bit];
+                }
         };
         for (int64_t step = 0;; step++) {
             bool stable = true;
@@ -448,7 +462,7 @@ inline void hamming_kmeans(const KmeansCall& call, const Rows& rows, int64_t* la
                 for (int64_t w = 0; w < words; w++) {
                     uint64_t majority = 0;
                     for (int64_t m = w * 64; m < std::min(call.bits, w * 64 + 64); m++)
-                        if (2 * ones[c * call.bits + m] >= sizes[c]) majority |= uint64_t{1} << (m % 64);
+                        if (2 * ones[c * words * 64 + m] >= sizes[c]) majority |= uint64_t{1} << (m % 64);
                     if (majority != centers[c * words + w]) moved[c] = 1;
                     centers[c * words + w] = majority;
                 }
