@@ -60,7 +60,7 @@ def check() -> list[str]:
         results = []
         for backend in ("native", "reference"):
             inputs = [x.clone().requires_grad_() for x in (q, k, v)]
-            out = coterie.grouped_attention(*inputs, plan, backend=backend).out
+            out = coterie.grouped_attention(inputs[0], inputs[1], inputs[2], plan, backend=backend).out
             results.append((out, *torch.autograd.grad(out.square().sum(), inputs)))
         if not all(torch.allclose(a, b, rtol=1e-3, atol=1e-4) for a, b in zip(*results, strict=True)):
             wrong.append(f"{mechanism}: native differs from the reference")

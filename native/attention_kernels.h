@@ -74,19 +74,40 @@ inline void read_row(const char* from, Kind kind, int64_t dim, float* to) {
     }
 }
 
-// Ask for rows that will be read soon. Groups gather from all over a head, so the next one's rows are fetched while
-// this one computes.
-inline void prefetch_rows(const Rows& from, int64_t batch, int64_t head, const int32_t* index, int64_t count) {
-#if defined(__GNUC__) || defined(__clang__)
-    int64_t size = from.dim * (from.kind == Kind::f32 ? 4 : 2);
-    for (int64_t i = 0; i < std::min<int64_t>(count, kRowBlock); i++) {
-        const char* row = from.row(batch, head, index[i]);
-        for (int64_t line = 0; line < size; line += 64) __builtin_prefetch(row + line, 0, 2);
+// Rows that will be read soon. Groups gather from all over a head, so the next one's rows are fetched while this one
+// computes: a few at a time, as a core has room for a few dozen requests only, and then waits.
+class Prefetch {
+public:
+    void clear() { count_ = at_ = 0; }
+
+    void add(const Rows& from, int64_t batch, int64_t head, const int32_t* index, int64_t count) {
+        int64_t lines = (from.dim * (from.kind == Kind::f32 ? 4 : 2) + 63) / 64;
+        for (int64_t i = 0; i < count && count_ < kMost; i++)
+            rows_[count_++] = {from.row(batch, head, index[i]), static_cast<int32_t>(lines)};
     }
+
+    // Ask for the next few.
+    void some(int few = 3) {
+        for (; few && at_ < count_; few--, at_++)
+            for (int32_t line = 0; line < rows_[at_].lines; line++) touch(rows_[at_].start + 64 * line);
+    }
+
+private:
+    static void touch(const char* address) {
+#if defined(__GNUC__) || defined(__clang__)
+        __builtin_prefetch(address, 0, 2);
 #else
-    (void)from, (void)batch, (void)head, (void)index, (void)count;
+        (void)address;
 #endif
-}
+    }
+
+    static constexpr int kMost = 512;
+    struct {
+        const char* start;
+        int32_t lines;
+    } rows_[kMost];
+    int count_ = 0, at_ = 0;
+};
 
 inline bool all_finite(const float* x, int64_t count) {
     Vec total = splat(0);
@@ -192,12 +213,14 @@ inline void micro_rest(int64_t rows, int64_t depth, const float* a, int64_t row_
 // panels with room for `b_rows` rows; C is row after row with room for padded(width) columns.
 template <bool Add>
 inline void multiply(int64_t rows, int64_t width, int64_t depth, const float* a, int64_t row_step, int64_t depth_step,
-                     const float* b, int64_t b_rows, float* c, int64_t c_stride) {
+                     const float* b, int64_t b_rows, float* c, int64_t c_stride, Prefetch* prefetch = nullptr) {
     for (int64_t j = 0; j < width; j += kLanes) {
         const float* panel = b + j * b_rows;
         int64_t i = 0;
-        for (; i + kMicro <= rows; i += kMicro)
+        for (; i + kMicro <= rows; i += kMicro) {
+            if (prefetch) prefetch->some();
             micro<kMicro, Add>(depth, a + i * row_step, row_step, depth_step, panel, c + i * c_stride + j, c_stride);
+        }
         for (; i < rows; i += 6)
             micro_rest<Add>(std::min<int64_t>(6, rows - i), depth, a + i * row_step, row_step, depth_step, panel,
                             c + i * c_stride + j, c_stride);
@@ -217,11 +240,14 @@ inline void micro_rows(int64_t depth, const float* const* a, float scale, const 
 }
 
 inline void multiply_rows(int64_t rows, int64_t width, int64_t depth, const float* const* a, float scale, const float* b,
-                          int64_t b_rows, float* c, int64_t c_stride) {
+                          int64_t b_rows, float* c, int64_t c_stride, Prefetch* prefetch = nullptr) {
     for (int64_t j = 0; j < width; j += kLanes) {
         const float* panel = b + j * b_rows;
         int64_t i = 0;
-        for (; i + 6 <= rows; i += 6) micro_rows<6>(depth, a + i, scale, panel, c + i * c_stride + j, c_stride);
+        for (; i + 6 <= rows; i += 6) {
+            if (prefetch) prefetch->some();
+            micro_rows<6>(depth, a + i, scale, panel, c + i * c_stride + j, c_stride);
+        }
         float* to = c + i * c_stride + j;
         switch (rows - i) {
             case 1: micro_rows<1>(depth, a + i, scale, panel, to, c_stride); break;
@@ -420,6 +446,7 @@ struct ForwardWorker {
     std::vector<const float*> pointers, query_rows;
     int64_t checked_head = -1;
     bool head_finite = false;  // of the values of checked_head
+    Prefetch prefetch;
     std::unique_ptr<Multiplicity> multiplicity;
     float* totals;  // (batch * heads * query rows): running sum; result.lse holds the running maximum
 
@@ -510,19 +537,30 @@ struct ForwardWorker {
                     finite = gather_values(group, first_key, key_count);
                     gathered = true;
                 }
-                if (next) prefetch_rows(call.k, next->batch, next->key_head, next->keys, next->key_count);
-                multiply_rows(row_count, key_count, dim, query_rows.data(), call.scale, keys, dim, scores, kKeyBlock);
+                expect_soon(next);
+                multiply_rows(row_count, key_count, dim, query_rows.data(), call.scale, keys, dim, scores, kKeyBlock, &prefetch);
                 settle_scores(call, group, first_row, row_count, first_key, key_count, scores, kKeyBlock, multiplicity.get());
-                if (next) prefetch_rows(call.q, next->batch, next->head, next->rows, next->row_count);
-                accumulate(group, first_row, row_count, first_key, key_count, finite, next);
+                accumulate(group, first_row, row_count, first_key, key_count, finite);
                 next = nullptr;
             }
         }
     }
 
+    // List what the next group will read: keys, values, queries, and the sums so far.
+    void expect_soon(const Group* next) {
+        if (!next) return;
+        prefetch.clear();
+        prefetch.add(call.k, next->batch, next->key_head, next->keys, next->key_count);
+        prefetch.add(call.v, next->batch, next->key_head, next->keys, next->key_count);
+        prefetch.add(call.q, next->batch, next->head, next->rows, next->row_count);
+        int64_t head_size = call.q.rows * value_dim;
+        Rows sums{result.out, Kind::f32, call.heads * head_size, head_size, value_dim, call.q.rows, value_dim};
+        prefetch.add(sums, next->batch, next->head, next->rows, next->row_count);
+    }
+
     // Softmax weights of a block of settled scores, added to the rows' running sums.
     void accumulate(const Group& group, int64_t first_row, int64_t row_count, int64_t first_key, int64_t key_count,
-                    bool finite, const Group* next) {
+                    bool finite) {
         int64_t width = padded(key_count), bh = group.batch * call.heads + group.head;
         float fades[kRowBlock];
         for (int64_t i = 0; i < row_count; i++) {
@@ -553,13 +591,7 @@ struct ForwardWorker {
                     if (row[j] != 0) row[j] *= keep(call, bh, group.rows[first_row + i], group.keys[first_key + j]);
         }
         if (!finite) return;
-        if (next) {
-            prefetch_rows(call.v, next->batch, next->key_head, next->keys, next->key_count);
-            Rows outs{result.out, Kind::f32, call.heads * call.q.rows * value_dim, call.q.rows * value_dim, value_dim,
-                      call.q.rows, value_dim};
-            prefetch_rows(outs, next->batch, next->head, next->rows, next->row_count);
-        }
-        multiply<false>(row_count, value_dim, key_count, scores, kKeyBlock, 1, values, kKeyBlock, partial, value_width);
+        multiply<false>(row_count, value_dim, key_count, scores, kKeyBlock, 1, values, kKeyBlock, partial, value_width, &prefetch);
         for (int64_t i = 0; i < row_count; i++) {
             float* out = result.out + (bh * call.q.rows + group.rows[first_row + i]) * value_dim;
             const float* add = partial + i * value_width;
