@@ -7,6 +7,7 @@
 #include <bit>
 #include <cfloat>
 #include <cmath>
+#include <functional>
 #include <vector>
 
 #include "attention_kernels.h"
@@ -220,6 +221,16 @@ struct Candidates {
 // A bound on the error of a float32 product of vectors of these lengths.
 inline float doubt(double a, double b, int64_t dim) { return static_cast<float>(4e-7 * (8 + std::sqrt(double(dim))) * a * b + 1e-30); }
 
+// The length of a vector, a little more rather than less.
+inline double length(const float* x, int64_t dim) {
+    Vec squares = splat(0);
+    int64_t d = 0;
+    for (; d + kLanes <= dim; d += kLanes) squares = fma(load(x + d), load(x + d), squares);
+    double total = sum(squares);
+    for (; d < dim; d++) total += double(x[d]) * x[d];
+    return std::sqrt(total) * 1.001;
+}
+
 inline void assign_nearest(const double* x, int64_t rows, Candidates& centroids, const std::vector<double>& half_norms,
                            int64_t* labels) {
     int64_t dim = centroids.dim, count = centroids.count, stride = padded(count);
@@ -238,8 +249,7 @@ inline void assign_nearest(const double* x, int64_t rows, Candidates& centroids,
                 s[c] = half[c] - s[c];
                 best = std::min(best, s[c]);
             }
-            double length = std::sqrt(dot(row, row, dim));
-            float limit = best + 2 * doubt(length + centroids.longest, centroids.longest, dim);
+            float limit = best + 2 * doubt(length(block + i * dim, dim) + centroids.longest, centroids.longest, dim);
             int64_t label = -1, close = 0;
             for (int64_t c = 0; c < count; c++)
                 if (!(s[c] > limit)) {
@@ -369,7 +379,7 @@ inline void sign_bits(const KmeansCall& call, const Rows& rows, int64_t b, int64
         multiply<false>(here, call.bits, dim, block, dim, 1, const_cast<Candidates&>(planes).panels, dim, scores, stride);
         for (int64_t i = 0; i < here; i++) {
             for (int64_t d = 0; d < dim; d++) row[d] = block[i * dim + d];
-            float limit = doubt(std::sqrt(dot(row.data(), row.data(), dim)), planes.longest, dim);
+            float limit = doubt(length(block + i * dim, dim), planes.longest, dim);
             for (int64_t m = 0; m < call.bits; m += kLanes) {
                 Vec s = load(scores + i * stride + m);
                 uint64_t positive = at_least(s, 0), close = ~at_least(abs(s), limit) & 0xFFFF;
@@ -495,6 +505,20 @@ inline void cluster_means(const KmeansCall& call, const Rows& rows, const int64_
 
 // --- top keys --------------------------------------------------------------------------------------------------------
 
+// A number that at least `count` of the scores reach: the count-th largest of the maxima of many small sets of them.
+inline float at_least_count(const float* scores, int64_t width, int64_t count, std::vector<float>& maxima) {
+    int64_t vectors = width / kLanes, sets = std::min(vectors, std::max<int64_t>(16, (4 * count + kLanes - 1) / kLanes));
+    if (sets * kLanes < count) return -INFINITY;
+    maxima.resize(sets * kLanes);
+    for (int64_t set = 0; set < sets; set++) {
+        Vec top = load(scores + set * kLanes);
+        for (int64_t at = set + sets; at < vectors; at += sets) top = max(load(scores + at * kLanes), top);
+        store(maxima.data() + set * kLanes, top);
+    }
+    std::nth_element(maxima.begin(), maxima.begin() + (count - 1), maxima.end(), std::greater<float>());
+    return maxima[count - 1];
+}
+
 // For each row of `queries` (float64, scale included) the `count` real keys with the largest products, best first.
 inline void top_keys(const TopCall& call, const double* queries, int64_t* top) {
     int64_t dim = call.k.dim, n = call.k.rows, width = padded(n);
@@ -522,18 +546,14 @@ inline void top_keys(const TopCall& call, const double* queries, int64_t* top) {
                 }
                 read_row(call.k.row(b, hk, at + j), call.k.kind, dim, row);
                 if (!all_finite(row, dim)) zero_wild(row, dim);
-                Vec squares = splat(0);
-                int64_t d = 0;
-                for (; d + kLanes <= dim; d += kLanes) squares = fma(load(row + d), load(row + d), squares);
-                double length = sum(squares);
-                for (; d < dim; d++) length += double(row[d]) * row[d];
-                longest = std::max(longest, length);
+                longest = std::max(longest, length(row, dim));
             }
             transpose_to_panels(pointers.data(), keys, dim, panels);
             multiply<false>(here, keys, dim, block, dim, 1, panels, dim, scores + at, width);
         }
-        longest = std::sqrt(longest) * 1.001;
         std::vector<std::pair<float, int32_t>> found;
+        std::vector<float> maxima;
+        bool masked = std::find(real, real + n, 0) != real + n;
         auto better = [](const std::pair<float, int32_t>& a, const std::pair<float, int32_t>& b) {
             return a.first > b.first || (a.first == b.first && a.second < b.second);
         };
@@ -541,25 +561,18 @@ inline void top_keys(const TopCall& call, const double* queries, int64_t* top) {
             const double* query = mine + i * dim;
             int64_t visible = call.limits ? std::clamp<int64_t>(call.limits[b * call.queries + first + i], 0, n) : n;
             float slack = 2 * doubt(std::sqrt(dot(query, query, dim)), longest, dim);
-            const float* s = scores + i * width;
-            float threshold = -INFINITY;
+            float* s = scores + i * width;
+            std::fill(s + visible, s + width, -INFINITY);
+            if (masked)
+                for (int64_t j = 0; j < visible; j++)
+                    if (!real[j]) s[j] = -INFINITY;
+            float threshold = at_least_count(s, width, call.count, maxima) - slack;
             found.clear();
-            size_t room = static_cast<size_t>(4 * call.count + 64);
-            auto consider = [&](int64_t j) {
-                if (s[j] < threshold || !real[j]) return;
-                found.emplace_back(s[j], static_cast<int32_t>(j));
-                if (found.size() >= room) {
-                    std::nth_element(found.begin(), found.begin() + (call.count - 1), found.end(), better);
-                    threshold = found[call.count - 1].first - slack;
-                    found.erase(std::remove_if(found.begin(), found.end(), [&](auto& x) { return x.first < threshold; }), found.end());
-                    room = std::max<size_t>(room, 2 * found.size());
+            for (int64_t j = 0; j < visible; j += kLanes)
+                for (uint32_t high = at_least(load(s + j), threshold); high; high &= high - 1) {
+                    int64_t at = j + std::countr_zero(high);
+                    if (at < visible && real[at]) found.emplace_back(s[at], static_cast<int32_t>(at));
                 }
-            };
-            int64_t j = 0;
-            for (; j + kLanes <= visible; j += kLanes)
-                for (uint32_t high = at_least(load(s + j), threshold); high; high &= high - 1)
-                    consider(j + std::countr_zero(high));
-            for (; j < visible; j++) consider(j);
             int64_t wanted = std::min<int64_t>(call.count, static_cast<int64_t>(found.size()));
             if (wanted) {
                 std::nth_element(found.begin(), found.begin() + (wanted - 1), found.end(), better);
