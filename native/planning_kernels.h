@@ -522,6 +522,7 @@ inline float at_least_count(const float* scores, int64_t width, int64_t count, s
 // For each row of `queries` (float64, scale included) the `count` real keys with the largest products, best first.
 inline void top_keys(const TopCall& call, const double* queries, int64_t* top) {
     int64_t dim = call.k.dim, n = call.k.rows, width = padded(n);
+    if (call.count == 0 || call.queries == 0) return;
     const int64_t kQueries = std::clamp<int64_t>((1 << 20) / std::max<int64_t>(1, width), 24, 120);
     int64_t blocks = (call.queries + kQueries - 1) / kQueries;
     parallel_for(call.batch * call.heads * blocks, call.threads, [&](int64_t task, int) {

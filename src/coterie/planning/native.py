@@ -259,9 +259,11 @@ def _(queries: Tensor, k: Tensor, mask: Tensor, limits: Tensor | None, count: in
     return queries.new_empty((*queries.shape[:3], count), dtype=torch.int64)
 
 
-def top_keys(tokens: Tokens, queries: Tensor, count: int, *, unit: bool = False, causal: bool = False) -> Tensor:
+def top_keys(
+    tokens: Tokens, queries: Tensor, count: int, *, keys: Tensor | None = None, causal: bool = False
+) -> Tensor:
     """The `count` real keys with the largest product with each row of `queries` (B, H, C, D), best first."""
-    keys = hashing.unit(tokens.k).float() if unit else tokens.raw_k
+    keys = tokens.raw_k if keys is None else keys.float()
     limits = tokens.query_positions.long() + 1 if causal else None
     top: Tensor = top_keys_op(queries, keys, tokens.key_mask, limits, count)
     return top

@@ -88,12 +88,14 @@ def routing_centroids(
     return centroids, clustering.nearest(q, centroids)
 
 
-def top_keys(tokens: Tokens, queries: Tensor, count: int, *, unit: bool = False, causal: bool = False) -> Tensor:
+def top_keys(
+    tokens: Tokens, queries: Tensor, count: int, *, keys: Tensor | None = None, causal: bool = False
+) -> Tensor:
     """The `count` real keys with the largest product with each row of `queries` (B, H, C, D), best first.
 
-    `unit`: keys are scaled to length 1 first. `causal`: row i sees what query i sees.
+    `keys` (B, H, Nk, D): other vectors in the place of the keys. `causal`: row i sees what query i sees.
     """
-    keys = hashing.unit(tokens.k) if unit else tokens.k
+    keys = tokens.k if keys is None else keys
     positions = torch.arange(tokens.sizes.keys, device=tokens.device)
     rows = max(1, _BUDGET // max(1, tokens.sizes.batch * tokens.sizes.heads * tokens.sizes.keys))
     tops = []
