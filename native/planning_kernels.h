@@ -378,11 +378,12 @@ inline void sign_bits(const KmeansCall& call, const Rows& rows, int64_t b, int64
         if (!all_finite(block, here * dim)) zero_wild(block, here * dim);
         multiply<false>(here, call.bits, dim, block, dim, 1, const_cast<Candidates&>(planes).panels, dim, scores, stride);
         for (int64_t i = 0; i < here; i++) {
-            for (int64_t d = 0; d < dim; d++) row[d] = block[i * dim + d];
             float limit = doubt(length(block + i * dim, dim), planes.longest, dim);
             for (int64_t m = 0; m < call.bits; m += kLanes) {
                 Vec s = load(scores + i * stride + m);
                 uint64_t positive = at_least(s, 0), close = ~at_least(abs(s), limit) & 0xFFFF;
+                if (close)
+                    for (int64_t d = 0; d < dim; d++) row[d] = block[i * dim + d];
                 for (int64_t lane = 0; close && lane < std::min<int64_t>(kLanes, call.bits - m); lane++)
                     if (close >> lane & 1) {
                         auto verdict = static_cast<float>(dot(row.data(), planes.exact.data() + (m + lane) * dim, dim));
