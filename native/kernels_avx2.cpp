@@ -1,7 +1,13 @@
 #define COTERIE_ISA avx2
 #include "kernels.h"
 
-#include "planning_kernels.h"
+#include "backward.h"
+#include "forward.h"
+#include "hashes.h"
+#include "kmeans.h"
+#include "means.h"
+#include "polytope.h"
+#include "top_keys.h"
 
 namespace coterie {
 

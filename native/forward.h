@@ -1,0 +1,261 @@
+// Grouped attention, fused per group: gather, scores, online softmax over rounds, output.
+// Nothing of the size of all scores is ever stored.
+#pragma once
+
+#include <memory>
+
+#include "matrix.h"
+#include "pairs.h"
+#include "threads.h"
+
+namespace coterie::COTERIE_ISA {
+
+struct ForwardWorker {
+    const Call& call;
+    const Forward& result;
+    int64_t dim, value_dim, value_width;
+    Buffer rows, query, keys, values, scores, partial, row_memory;
+    std::vector<const float*> pointers, query_rows;
+    int64_t checked_head = -1;
+    bool head_finite = false;  // of the values of checked_head
+    Prefetch prefetch;
+    std::unique_ptr<Multiplicity> multiplicity;
+    float* totals;  // (batch * heads * query rows): running sum; result.lse holds the running maximum
+
+    ForwardWorker(const Call& call, const Forward& result, float* totals)
+        : call(call),
+          result(result),
+          dim(call.q.dim),
+          value_dim(call.v.dim),
+          value_width(padded(call.v.dim)),
+          rows(kKeyBlock * std::max(dim, value_width)),
+          query(kRowBlock * dim),
+          keys(kKeyBlock * dim),
+          values(kKeyBlock * value_width),
+          scores(kRowBlock * kKeyBlock),
+          partial(kRowBlock * value_width),
+          row_memory(value_width),
+          pointers(kKeyBlock),
+          query_rows(kRowBlock),
+          multiplicity(call.once ? new Multiplicity(call) : nullptr),
+          totals(totals) {}
+
+    // Whether all values of a head are finite; if so, its tiles need not be looked at.
+    bool values_finite(int64_t batch, int64_t key_head) {
+        int64_t at = batch * call.key_heads + key_head;
+        if (at == checked_head) return head_finite;
+        checked_head = at;
+        head_finite = true;
+        for (int64_t j = 0; j < call.v.rows && head_finite; j++) {
+            const char* from = call.v.row(batch, key_head, j);
+            if (call.v.kind == Kind::f32) {
+                head_finite = all_finite(reinterpret_cast<const float*>(from), value_dim);
+            } else {
+                read_row(from, call.v.kind, value_dim, row_memory);
+                head_finite = all_finite(row_memory, value_dim);
+            }
+        }
+        return head_finite;
+    }
+
+    void gather_keys(const Group& group, int64_t first, int64_t count) {
+        for (int64_t j = 0; j < count; j++) {
+            const char* from = call.k.row(group.batch, group.key_head, group.keys[first + j]);
+            if (call.k.kind == Kind::f32) {
+                pointers[j] = reinterpret_cast<const float*>(from);
+            } else {
+                read_row(from, call.k.kind, dim, rows + j * dim);
+                pointers[j] = rows + j * dim;
+            }
+        }
+        transpose_to_panels(pointers.data(), count, dim, keys);
+    }
+
+    // Returns whether all values are finite.
+    bool gather_values(const Group& group, int64_t first, int64_t count) {
+        for (int64_t j = 0; j < count; j++) {
+            const char* from = call.v.row(group.batch, group.key_head, group.keys[first + j]);
+            const float* row = reinterpret_cast<const float*>(from);
+            if (call.v.kind != Kind::f32) {
+                read_row(from, call.v.kind, value_dim, row_memory);
+                row = row_memory;
+            }
+            row_to_panels(row, value_dim, j, kKeyBlock, values);
+        }
+        if (values_finite(group.batch, group.key_head)) return true;
+        for (int64_t c = 0; c < value_width; c += kLanes)
+            if (!all_finite(values + c * kKeyBlock, count * kLanes)) return false;
+        return true;
+    }
+
+    void run(const Group& group, const Group* next = nullptr) {
+        if (!group.row_count || !group.key_count) return;
+        int64_t bh = group.batch * call.heads + group.head;
+        if (multiplicity) multiplicity->enter(bh);
+        bool gathered = false, finite = true;
+        for (int64_t first_row = 0; first_row < group.row_count; first_row += kRowBlock) {
+            int64_t row_count = std::min(kRowBlock, group.row_count - first_row);
+            for (int64_t i = 0; i < row_count; i++) {
+                const char* from = call.q.row(group.batch, group.head, group.rows[first_row + i]);
+                query_rows[i] = reinterpret_cast<const float*>(from);
+                if (call.q.kind == Kind::f32) continue;
+                read_row(from, call.q.kind, dim, query + i * dim);
+                query_rows[i] = query + i * dim;
+            }
+            for (int64_t first_key = 0; first_key < group.key_count; first_key += kKeyBlock) {
+                int64_t key_count = std::min(kKeyBlock, group.key_count - first_key);
+                if (!gathered || group.key_count > kKeyBlock) {
+                    gather_keys(group, first_key, key_count);
+                    finite = gather_values(group, first_key, key_count);
+                    gathered = true;
+                }
+                expect_soon(next);
+                multiply_rows(row_count, key_count, dim, query_rows.data(), call.scale, keys, dim, scores, kKeyBlock, &prefetch);
+                settle_scores(call, group, first_row, row_count, first_key, key_count, scores, kKeyBlock, multiplicity.get());
+                accumulate(group, first_row, row_count, first_key, key_count, finite);
+                next = nullptr;
+            }
+        }
+    }
+
+    // List what the next group will read: keys, values, queries, and the sums so far.
+    void expect_soon(const Group* next) {
+        if (!next) return;
+        prefetch.clear();
+        prefetch.add(call.k, next->batch, next->key_head, next->keys, next->key_count);
+        prefetch.add(call.v, next->batch, next->key_head, next->keys, next->key_count);
+        prefetch.add(call.q, next->batch, next->head, next->rows, next->row_count);
+        int64_t head_size = call.q.rows * value_dim;
+        Rows sums{result.out, Kind::f32, call.heads * head_size, head_size, value_dim, call.q.rows, value_dim};
+        prefetch.add(sums, next->batch, next->head, next->rows, next->row_count);
+    }
+
+    // Softmax weights of a block of settled scores, added to the rows' running sums.
+    void accumulate(const Group& group, int64_t first_row, int64_t row_count, int64_t first_key, int64_t key_count,
+                    bool finite) {
+        int64_t width = padded(key_count), bh = group.batch * call.heads + group.head;
+        float fades[kRowBlock];
+        for (int64_t i = 0; i < row_count; i++) {
+            float* row = scores + i * kKeyBlock;
+            int64_t at = bh * call.q.rows + group.rows[first_row + i];
+            Vec top = splat(kNone);
+            for (int64_t j = 0; j < width; j += kLanes) top = max(load(row + j), top);
+            // A row that has met nobody yet has total 0 (one that met NaN has not).
+            bool fresh = totals[at] == 0;
+            float best = std::max(result.lse[at], highest(top)), base = best == kNone ? 0.0f : best;
+            float fade = fades[i] = fresh ? 0.0f : std::exp(result.lse[at] - base);
+            float mass;
+            if (finite) {
+                Vec total = splat(0);
+                for (int64_t j = 0; j < width; j += kLanes) {
+                    Vec weight = exp(load(row + j) - splat(base));
+                    total = total + weight;
+                    store(row + j, weight);
+                }
+                mass = sum(total);
+            } else {
+                mass = spread_wild(group, first_row + i, first_key, key_count, row, base, fade, at);
+            }
+            result.lse[at] = best;
+            totals[at] = (fresh ? 0.0f : totals[at] * fade) + mass;
+            if (call.dropout_p > 0 && finite)
+                for (int64_t j = 0; j < key_count; j++)
+                    if (row[j] != 0) row[j] *= keep(call, bh, group.rows[first_row + i], group.keys[first_key + j]);
+        }
+        if (!finite) return;
+        multiply<false>(row_count, value_dim, key_count, scores, kKeyBlock, 1, values, kKeyBlock, partial, value_width, &prefetch);
+        for (int64_t i = 0; i < row_count; i++) {
+            float* out = result.out + (bh * call.q.rows + group.rows[first_row + i]) * value_dim;
+            const float* add = partial + i * value_width;
+            float fade = fades[i];
+            if (fade == 0)
+                for (int64_t d = 0; d < value_dim; d++) out[d] = add[d];
+            else
+                for (int64_t d = 0; d < value_dim; d++) out[d] = out[d] * fade + add[d];
+        }
+    }
+
+    // The same for one row where some value is inf or NaN: a pair that does not meet contributes nothing.
+    float spread_wild(const Group& group, int64_t row_index, int64_t first_key, int64_t key_count, const float* row,
+                      float base, float fade, int64_t at) {
+        float* out = result.out + at * value_dim;
+        int64_t bh = group.batch * call.heads + group.head, query_row = group.rows[row_index];
+        for (int64_t d = 0; d < value_dim; d++) out[d] = fade == 0 ? 0.0f : out[d] * fade;
+        float mass = 0;
+        for (int64_t j = 0; j < key_count; j++) {
+            if (row[j] == kNone) continue;
+            float weight = std::exp(row[j] - base);
+            mass += weight;
+            if (call.dropout_p > 0) weight *= keep(call, bh, query_row, group.keys[first_key + j]);
+            for (int64_t d = 0; d < value_dim; d++)
+                out[d] += weight * values[(d / kLanes) * kLanes * kKeyBlock + j * kLanes + d % kLanes];
+        }
+        return mass;
+    }
+
+    // One query with its self key alone.
+    void fall_back(int64_t bh, int64_t row) {
+        int32_t query_row = static_cast<int32_t>(row);
+        int32_t key = call.self_keys[(bh / call.heads) * call.num_queries + row];
+        if (key < 0) return;
+        Group group{bh / call.heads, bh % call.heads, 0, nullptr, &query_row, 1, 0, &key, 1, 0};
+        group.key_head = group.head / (call.heads / call.key_heads);
+        run(group);
+    }
+};
+
+inline void forward(const Call& call, const Forward& result) {
+    int64_t heads = call.batch * call.heads, rows = heads * call.q.rows;
+    std::fill(result.lse, result.lse + rows, kNone);
+    std::unique_ptr<float[]> totals(new float[rows]());
+    // No out row is read before it is written; those that meet nobody are zeroed at the end.
+    std::vector<std::unique_ptr<ForwardWorker>> workers(std::max(1, call.threads));
+    auto worker_at = [&](int worker) -> ForwardWorker& {
+        if (!workers[worker]) workers[worker] = std::make_unique<ForwardWorker>(call, result, totals.get());
+        return *workers[worker];
+    };
+    auto finish = [&](int64_t bh, ForwardWorker& worker) {
+        if (call.self_keys)
+            for (int64_t i = 0; i < call.num_queries; i++) {
+                bool lonely = totals[bh * call.q.rows + i] == 0;
+                result.alone[bh * call.num_queries + i] = lonely;
+                if (lonely) worker.fall_back(bh, i);
+            }
+        for (int64_t at = bh * call.q.rows; at < (bh + 1) * call.q.rows; at++) {
+            float* out = result.out + at * call.v.dim;
+            float total = totals[at];
+            if (total == 0) {
+                std::fill(out, out + call.v.dim, 0.0f);
+                result.lse[at] = kNone;
+                continue;
+            }
+            float share = 1.0f / total;
+            for (int64_t d = 0; d < call.v.dim; d++) out[d] *= share;
+            result.lse[at] += std::log(total);
+        }
+    };
+    if (heads >= call.threads) {
+        parallel_for(heads, call.threads, [&](int64_t bh, int who) {
+            ForwardWorker& worker = worker_at(who);
+            for (auto& round : call.rounds)
+                for (int64_t g = 0; g < round.groups(); g++) {
+                    Group next = group_at(call, round, bh, std::min(g + 1, round.groups() - 1));
+                    worker.run(group_at(call, round, bh, g), &next);
+                }
+            finish(bh, worker);
+        });
+        return;
+    }
+    // Few heads: share out the groups of a round, which have no query in common.
+    for (auto& round : call.rounds) {
+        int64_t chunk = std::max<int64_t>(1, round.groups() / (8 * call.threads)), chunks = (round.groups() + chunk - 1) / chunk;
+        parallel_for(heads * chunks, call.threads, [&](int64_t task, int who) {
+            int64_t bh = task / chunks, first = task % chunks * chunk;
+            for (int64_t g = first; g < std::min(first + chunk, round.groups()); g++)
+                worker_at(who).run(group_at(call, round, bh, g));
+        });
+    }
+    parallel_for(heads, call.threads, [&](int64_t bh, int who) { finish(bh, worker_at(who)); });
+}
+
+}  // namespace coterie::COTERIE_ISA

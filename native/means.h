@@ -1,0 +1,45 @@
+// Virtual rows: segment means, and their gradient.
+#pragma once
+
+#include "rows.h"
+#include "threads.h"
+
+namespace coterie::COTERIE_ISA {
+
+inline void means(const Segments& segments, const Rows& x, float* result) {
+    int64_t count = segments.start.length;
+    parallel_for(segments.batch * segments.heads, segments.threads, [&](int64_t bh, int) {
+        int64_t b = bh / segments.heads, h = bh % segments.heads;
+        const int32_t *start = segments.start.at(b, h), *stop = segments.stop.at(b, h), *order = segments.order.at(b, h);
+        std::vector<float> row(x.dim);
+        for (int64_t s = 0; s < count; s++) {
+            float* mean = result + (bh * count + s) * x.dim;
+            std::fill(mean, mean + x.dim, 0.0f);
+            for (int64_t i = start[s]; i < stop[s]; i++) {
+                read_row(x.row(b, h, order[i]), x.kind, x.dim, row.data());
+                for (int64_t d = 0; d < x.dim; d++) mean[d] += row[d];
+            }
+            float size = static_cast<float>(std::max(1, stop[s] - start[s]));
+            for (int64_t d = 0; d < x.dim; d++) mean[d] /= size;
+        }
+    });
+}
+
+// Each member gets its share of its mean's gradient; `result` (batch, heads, rows, dim) is zeroed.
+inline void means_backward(const Segments& segments, const float* grad, int64_t rows, int64_t dim, float* result) {
+    int64_t count = segments.start.length;
+    parallel_for(segments.batch * segments.heads, segments.threads, [&](int64_t bh, int) {
+        int64_t b = bh / segments.heads, h = bh % segments.heads;
+        const int32_t *start = segments.start.at(b, h), *stop = segments.stop.at(b, h), *order = segments.order.at(b, h);
+        for (int64_t s = 0; s < count; s++) {
+            const float* mean = grad + (bh * count + s) * dim;
+            float size = static_cast<float>(std::max(1, stop[s] - start[s]));
+            for (int64_t i = start[s]; i < stop[s]; i++) {
+                float* to = result + (bh * rows + order[i]) * dim;
+                for (int64_t d = 0; d < dim; d++) to[d] += mean[d] / size;
+            }
+        }
+    });
+}
+
+}  // namespace coterie::COTERIE_ISA

@@ -1,0 +1,188 @@
+// Which pairs of a group meet, and with what score: the plan's biases, masks and multiplicities.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include "philox.h"
+#include "rows.h"
+
+namespace coterie::COTERIE_ISA {
+
+// Where one group's work happens.
+struct Group {
+    int64_t batch, head, key_head;  // indices
+    const Round* round;
+    const int32_t* rows;  // query rows of the group
+    int64_t row_count, first_slot;
+    const int32_t* keys;
+    int64_t key_count, first_key_slot;
+};
+
+inline Group group_at(const Call& call, const Round& round, int64_t bh, int64_t g) {
+    Group group{bh / call.heads, bh % call.heads, 0, &round, nullptr, 0, 0, nullptr, 0, 0};
+    group.key_head = group.head / (call.heads / call.key_heads);
+    const int32_t* offsets = round.query_offsets.at(group.batch, group.head);
+    group.first_slot = offsets[g];
+    group.row_count = offsets[g + 1] - offsets[g];
+    group.rows = round.query_order.at(group.batch, group.head) + offsets[g];
+    group.first_key_slot = round.key_start.at(group.batch, group.head)[g];
+    group.key_count = round.key_stop.at(group.batch, group.head)[g] - group.first_key_slot;
+    group.keys = round.key_order.at(group.batch, group.head) + group.first_key_slot;
+    return group;
+}
+
+inline int64_t query_position(const Call& call, int64_t b, int64_t h, int64_t row) {
+    if (row < call.num_queries) return row + call.offset[b];
+    int64_t virtual_rows = call.q.rows - call.num_queries;
+    return call.query_positions ? call.query_positions[(b * call.heads + h) * virtual_rows + row - call.num_queries] : 0;
+}
+
+inline int64_t key_position(const Call& call, int64_t b, int64_t hk, int64_t key) {
+    if (key < call.num_keys) return key;
+    int64_t virtual_rows = call.k.rows - call.num_keys;
+    return call.key_positions ? call.key_positions[(b * call.key_heads + hk) * virtual_rows + key - call.num_keys] : 0;
+}
+
+inline bool seen(const Call& call, bool windowed, int64_t low, int64_t high, int64_t ahead) {
+    return !(call.causal && ahead < 0) && !(windowed && (ahead < low || ahead > high));
+}
+
+// How often a query meets each key over all rounds, for duplicates="once". Counters are kept at zero between rows.
+class Multiplicity {
+public:
+    explicit Multiplicity(const Call& call) : call_(call), counts_(call.k.rows, 0) {
+        for (auto& round : call.rounds) slots_.emplace_back(round.query_offsets.at(0, 0) ? call.q.rows : 0, -1);
+    }
+
+    // Must be called before the first group of a head.
+    void enter(int64_t bh) {
+        if (bh == bh_) return;
+        bh_ = bh;
+        int64_t b = bh / call_.heads, h = bh % call_.heads;
+        for (size_t r = 0; r < call_.rounds.size(); r++) {
+            auto& round = call_.rounds[r];
+            std::fill(slots_[r].begin(), slots_[r].end(), -1);
+            const int32_t* order = round.query_order.at(b, h);
+            int64_t used = round.query_offsets.at(b, h)[round.groups()];
+            for (int64_t s = 0; s < used; s++) slots_[r][order[s]] = static_cast<int32_t>(s);
+        }
+    }
+
+    // Subtract log m from the scores of `row` with keys[0 … count).
+    void divide(int64_t row, const int32_t* keys, int64_t count, float* scores) {
+        walk(row, +1);
+        for (int64_t j = 0; j < count; j++)
+            if (counts_[keys[j]] > 1) scores[j] -= std::log(static_cast<float>(counts_[keys[j]]));
+        walk(row, -1);
+    }
+
+private:
+    void walk(int64_t row, int32_t step) {
+        int64_t b = bh_ / call_.heads, h = bh_ % call_.heads, hk = h / (call_.heads / call_.key_heads);
+        int64_t position = query_position(call_, b, h, row);
+        for (size_t r = 0; r < call_.rounds.size(); r++) {
+            auto& round = call_.rounds[r];
+            int32_t slot = slots_[r][row];
+            if (slot < 0) continue;
+            const int32_t* offsets = round.query_offsets.at(b, h);
+            int64_t g = std::upper_bound(offsets, offsets + round.groups() + 1, slot) - offsets - 1;
+            const int32_t* order = round.key_order.at(b, h);
+            int64_t stop = round.key_stop.at(b, h)[g];
+            const int32_t* skip = round.skip ? round.skip + ((bh_ * round.query_order.length) + slot) * round.skips : nullptr;
+            for (int64_t s = round.key_start.at(b, h)[g]; s < stop; s++) {
+                int32_t key = order[s];
+                if (skip && std::binary_search(skip, skip + round.skips, key)) continue;
+                bool placed = call_.causal || round.windowed;
+                if (placed && !seen(call_, round.windowed, round.low, round.high, position - key_position(call_, b, hk, key)))
+                    continue;
+                counts_[key] += step;
+            }
+        }
+    }
+
+    const Call& call_;
+    int64_t bh_ = -1;
+    std::vector<int32_t> counts_;
+    std::vector<std::vector<int32_t>> slots_;
+};
+
+// Turn raw scores of a block into the plan's: biases, masks, multiplicities, and −inf where a pair does not meet.
+inline void settle_scores(const Call& call, const Group& group, int64_t first_row, int64_t rows, int64_t first_key,
+                          int64_t keys, float* scores, int64_t stride, Multiplicity* multiplicity) {
+    const Round* round = group.round;
+    const int32_t* key = group.keys + first_key;
+    int64_t b = group.batch, h = group.head, bh = b * call.heads + h;
+    int64_t width = padded(keys);
+    bool windowed = round && round->windowed, placed = call.causal || windowed;
+    int32_t positions[kKeyBlock];
+    if (placed)
+        for (int64_t j = 0; j < keys; j++)
+            positions[j] = static_cast<int32_t>(key_position(call, b, group.key_head, key[j]));
+    bool real_masks = call.mask || call.key_mask || call.query_mask;
+    if (width == keys && !placed && !real_masks && !multiplicity && !(round && (round->bias || round->skip))) return;
+    bool ascending = round && round->skip && std::is_sorted(key, key + keys);
+    for (int64_t i = 0; i < rows; i++) {
+        float* row = scores + i * stride;
+        int64_t query = group.rows[first_row + i];
+        for (int64_t j = keys; j < width; j++) row[j] = kNone;
+        if (round && round->bias) {
+            const float* bias = round->bias + bh * round->key_order.length + group.first_key_slot + first_key;
+            for (int64_t j = 0; j < keys; j++) row[j] += bias[j];
+        }
+        if (call.mask) {  // a virtual row has no row of its own in it; the caller has seen to that
+            int64_t at = call.mask.offset(b, h, call.mask.strides[2] ? query : 0, 0), step = call.mask.strides[3];
+            if (call.mask.is_float) {
+                auto* values = static_cast<const float*>(call.mask.data) + at;
+                for (int64_t j = 0; j < keys; j++) {
+                    float add = values[step ? key[j] * step : 0];
+                    row[j] = add == kNone ? kNone : row[j] + add;
+                }
+            } else {
+                auto* allowed = static_cast<const uint8_t*>(call.mask.data) + at;
+                for (int64_t j = 0; j < keys; j++)
+                    if (!allowed[step ? key[j] * step : 0]) row[j] = kNone;
+            }
+        }
+        if (real_masks) {
+            if (call.key_mask)
+                for (int64_t j = 0; j < keys; j++)
+                    if (key[j] < call.num_keys && !call.key_mask[b * call.num_keys + key[j]]) row[j] = kNone;
+            if (call.query_mask && query < call.num_queries && !call.query_mask[b * call.num_queries + query])
+                std::fill(row, row + keys, kNone);
+        }
+        if (multiplicity) multiplicity->divide(query, key, keys, row);
+        if (placed) {
+            int64_t position = query_position(call, b, h, query);
+            int64_t low = windowed ? position - round->high : std::numeric_limits<int32_t>::min();
+            int64_t high = windowed ? position - round->low : std::numeric_limits<int32_t>::max();
+            if (call.causal) high = std::min(high, position);
+            auto first = static_cast<int32_t>(std::clamp<int64_t>(low, -(1ll << 31), (1ll << 31) - 1));
+            auto last = static_cast<int32_t>(std::clamp<int64_t>(high, -(1ll << 31), (1ll << 31) - 1));
+            for (int64_t j = 0; j < keys; j++) row[j] = positions[j] >= first && positions[j] <= last ? row[j] : kNone;
+        }
+        if (round && round->skip) {
+            const int32_t* skip =
+                round->skip + (bh * round->query_order.length + group.first_slot + first_row + i) * round->skips;
+            if (ascending) {
+                const int32_t* last = std::upper_bound(skip, skip + round->skips, key[keys - 1]);
+                for (const int32_t* s = std::lower_bound(skip, last, key[0]); s < last; s++)
+                    for (auto found = std::lower_bound(key, key + keys, *s); found < key + keys && *found == *s; found++)
+                        row[found - key] = kNone;
+            } else {
+                for (int64_t j = 0; j < keys; j++)
+                    if (std::binary_search(skip, skip + round->skips, key[j])) row[j] = kNone;
+            }
+        }
+    }
+}
+
+// Dropout's factor of a pair: 0 or 1 / (1 − p).
+inline float keep(const Call& call, int64_t bh, int64_t row, int64_t key) {
+    auto word = philox(static_cast<uint32_t>(key), static_cast<uint32_t>(row), static_cast<uint32_t>(bh), kDropout, call.seed)[0];
+    auto limit = static_cast<uint64_t>(call.dropout_p * 4294967296.0);
+    return word >= limit && call.dropout_p < 1.0 ? static_cast<float>(1.0 / (1.0 - call.dropout_p)) : 0.0f;
+}
+
+}  // namespace coterie::COTERIE_ISA

@@ -1,0 +1,103 @@
+// Numbers to compare, as the reference compares them (a float64 result rounded to float32, ties by position), and a
+// stable radix sort.
+#pragma once
+
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+#include <vector>
+
+#include "planning.h"
+#include "rows.h"
+#include "threads.h"
+
+namespace coterie::COTERIE_ISA {
+
+inline double dot(const double* a, const double* b, int64_t n) {
+    double lanes[8] = {0};
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8)
+        for (int l = 0; l < 8; l++) lanes[l] += a[i + l] * b[i + l];
+    double total = ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) + ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
+    for (; i < n; i++) total += a[i] * b[i];
+    return total;
+}
+
+inline float rounded(double x) {
+    if (std::isnan(x)) return FLT_MAX;
+    return static_cast<float>(std::clamp(x, -double(FLT_MAX), double(FLT_MAX)));
+}
+
+// A row as float64; what is not finite is 0.
+inline void read_double(const Rows& from, int64_t b, int64_t h, int64_t i, float* scratch, double* to) {
+    read_row(from.row(b, h, i), from.kind, from.dim, scratch);
+    for (int64_t d = 0; d < from.dim; d++) to[d] = std::isfinite(scratch[d]) ? scratch[d] : 0.0;
+}
+
+
+// An unsigned integer that grows with the float; −0 and 0 are one number.
+inline uint32_t sortable(float x) {
+    if (x == 0) x = 0;
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+struct Sorter {
+    std::vector<uint32_t> keys, other_keys;
+    std::vector<int32_t> order, other_order;
+
+    void resize(int64_t n) {
+        keys.resize(n);
+        other_keys.resize(n);
+        order.resize(n);
+        other_order.resize(n);
+    }
+
+    // Stable radix sort of `keys`; the positions in ascending order go to `to`.
+    void sort(int64_t n, int32_t* to) {
+        constexpr int kBits = 11, kSize = 1 << kBits;
+        std::vector<int32_t> counts(3 * kSize, 0);
+        for (int64_t i = 0; i < n; i++) {
+            uint32_t key = keys[i];
+            order[i] = static_cast<int32_t>(i);
+            counts[key & (kSize - 1)]++;
+            counts[kSize + ((key >> kBits) & (kSize - 1))]++;
+            counts[2 * kSize + (key >> (2 * kBits))]++;
+        }
+        for (int pass = 0; pass < 3; pass++) {
+            int32_t* count = counts.data() + pass * kSize;
+            int32_t start = 0;
+            for (int bucket = 0; bucket < kSize; bucket++) {
+                int32_t here = count[bucket];
+                count[bucket] = start;
+                start += here;
+            }
+            int32_t* target = pass == 2 ? to : other_order.data();
+            for (int64_t i = 0; i < n; i++) {
+                int32_t at = count[(keys[i] >> (kBits * pass)) & (pass == 2 ? (1 << 10) - 1 : kSize - 1)]++;
+                target[at] = order[i];
+                if (pass < 2) other_keys[at] = keys[i];
+            }
+            if (pass < 2) {
+                keys.swap(other_keys);
+                order.swap(other_order);
+            }
+        }
+    }
+};
+
+constexpr uint32_t kLast = 0xFFFFFFFFu;  // sorts after every float
+
+inline void order_by(const float* scores, const uint8_t* mask, const OrderShape& shape, int32_t* order, int threads) {
+    parallel_for(shape.lists, threads, [&](int64_t list, int) {
+        thread_local Sorter sorter;
+        sorter.resize(shape.length);
+        const uint8_t* real = mask + list / shape.lists_per_mask * shape.length;
+        for (int64_t i = 0; i < shape.length; i++)
+            sorter.keys[i] = real[i] ? sortable(rounded(scores[list * shape.length + i])) : kLast;
+        sorter.sort(shape.length, order + list * shape.length);
+    });
+}
+
+}  // namespace coterie::COTERIE_ISA

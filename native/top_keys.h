@@ -1,0 +1,100 @@
+// The keys with the largest products.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <functional>
+#include <vector>
+
+#include "candidates.h"
+
+namespace coterie::COTERIE_ISA {
+
+// A number that at least `count` of the scores reach: the count-th largest of the maxima of many small sets of them.
+inline float at_least_count(const float* scores, int64_t width, int64_t count, std::vector<float>& maxima) {
+    int64_t vectors = width / kLanes, sets = std::min(vectors, std::max<int64_t>(16, (4 * count + kLanes - 1) / kLanes));
+    if (sets * kLanes < count) return -INFINITY;
+    maxima.resize(sets * kLanes);
+    for (int64_t set = 0; set < sets; set++) {
+        Vec top = load(scores + set * kLanes);
+        for (int64_t at = set + sets; at < vectors; at += sets) top = max(load(scores + at * kLanes), top);
+        store(maxima.data() + set * kLanes, top);
+    }
+    std::nth_element(maxima.begin(), maxima.begin() + (count - 1), maxima.end(), std::greater<float>());
+    return maxima[count - 1];
+}
+
+// For each row of `queries` (float64, scale included) the `count` real keys with the largest products, best first.
+inline void top_keys(const TopCall& call, const double* queries, int64_t* top) {
+    int64_t dim = call.k.dim, n = call.k.rows, width = padded(n);
+    if (call.count == 0 || call.queries == 0) return;
+    const int64_t kQueries = std::clamp<int64_t>((1 << 20) / std::max<int64_t>(1, width), 24, 120);
+    int64_t blocks = (call.queries + kQueries - 1) / kQueries;
+    parallel_for(call.batch * call.heads * blocks, call.threads, [&](int64_t task, int) {
+        int64_t bh = task / blocks, first = task % blocks * kQueries, here = std::min(kQueries, call.queries - first);
+        int64_t b = bh / call.heads, hk = bh % call.heads / (call.heads / call.key_heads);
+        const uint8_t* real = call.mask + b * n;
+        Buffer scores(kQueries * width), block(kQueries * dim), panels(kKeyBlock * dim), rows(kKeyBlock * dim);
+        std::vector<const float*> pointers(kKeyBlock);
+        std::vector<double> key(dim);
+        std::vector<float> scratch(dim);
+        const double* mine = queries + (bh * call.queries + first) * dim;
+        for (int64_t i = 0; i < here * dim; i++) block[i] = static_cast<float>(mine[i]);
+        double longest = 0;
+        for (int64_t at = 0; at < n; at += kKeyBlock) {
+            int64_t keys = std::min(kKeyBlock, n - at);
+            for (int64_t j = 0; j < keys; j++) {
+                float* row = rows + j * dim;
+                pointers[j] = row;
+                if (!real[at + j]) {
+                    std::fill(row, row + dim, 0.0f);
+                    continue;
+                }
+                read_row(call.k.row(b, hk, at + j), call.k.kind, dim, row);
+                if (!all_finite(row, dim)) zero_wild(row, dim);
+                longest = std::max(longest, length(row, dim));
+            }
+            transpose_to_panels(pointers.data(), keys, dim, panels);
+            multiply<false>(here, keys, dim, block, dim, 1, panels, dim, scores + at, width);
+        }
+        std::vector<std::pair<float, int32_t>> found;
+        std::vector<float> maxima;
+        bool masked = std::find(real, real + n, 0) != real + n;
+        auto better = [](const std::pair<float, int32_t>& a, const std::pair<float, int32_t>& b) {
+            return a.first > b.first || (a.first == b.first && a.second < b.second);
+        };
+        for (int64_t i = 0; i < here; i++) {
+            const double* query = mine + i * dim;
+            int64_t visible = call.limits ? std::clamp<int64_t>(call.limits[b * call.queries + first + i], 0, n) : n;
+            float slack = 2 * doubt(std::sqrt(dot(query, query, dim)), longest, dim);
+            float* s = scores + i * width;
+            std::fill(s + visible, s + width, -INFINITY);
+            if (masked)
+                for (int64_t j = 0; j < visible; j++)
+                    if (!real[j]) s[j] = -INFINITY;
+            float threshold = at_least_count(s, width, call.count, maxima) - slack;
+            found.clear();
+            for (int64_t j = 0; j < visible; j += kLanes)
+                for (uint32_t high = at_least(load(s + j), threshold); high; high &= high - 1) {
+                    int64_t at = j + std::countr_zero(high);
+                    if (at < visible && real[at]) found.emplace_back(s[at], static_cast<int32_t>(at));
+                }
+            int64_t wanted = std::min<int64_t>(call.count, static_cast<int64_t>(found.size()));
+            if (wanted) {
+                std::nth_element(found.begin(), found.begin() + (wanted - 1), found.end(), better);
+                threshold = found[wanted - 1].first - slack;
+                found.erase(std::remove_if(found.begin(), found.end(), [&](auto& x) { return x.first < threshold; }), found.end());
+            }
+            for (auto& [score, j] : found) {
+                read_double(call.k, b, hk, j, scratch.data(), key.data());
+                score = rounded(dot(query, key.data(), dim));
+                if (score == 0) score = 0;
+            }
+            std::partial_sort(found.begin(), found.begin() + wanted, found.end(), better);
+            int64_t* to = top + (bh * call.queries + first + i) * call.count;
+            for (int64_t t = 0; t < call.count; t++) to[t] = t < wanted ? found[t].second : 0;
+        }
+    });
+}
+
+}  // namespace coterie::COTERIE_ISA
