@@ -10,14 +10,20 @@ namespace coterie {
 
 enum class Kind { f32, bf16, f16 };
 
-// (batch, heads, rows, dim); strides in elements, the last one is 1.
+// (batch, heads, rows, dim); strides in elements, the last one is 1. Rows from `own` on are virtual: the means of others,
+// contiguous float32.
 struct Rows {
     const void* data = nullptr;
     Kind kind = Kind::f32;
     int64_t batch_stride = 0, head_stride = 0, row_stride = 0;
     int64_t rows = 0, dim = 0;
+    int64_t own = INT64_MAX, heads = 0;
+    const float* means = nullptr;
 
+    Kind kind_at(int64_t index) const { return index < own ? kind : Kind::f32; }
     const char* row(int64_t batch, int64_t head, int64_t index) const {
+        if (index >= own)
+            return reinterpret_cast<const char*>(means + ((batch * heads + head) * (rows - own) + index - own) * dim);
         int64_t size = kind == Kind::f32 ? 4 : 2;
         return static_cast<const char*>(data) + size * (batch * batch_stride + head * head_stride + index * row_stride);
     }
@@ -28,7 +34,6 @@ struct Index {
     const int32_t* data = nullptr;
     int64_t batch_stride = 0, head_stride = 0, length = 0;
 
-    explicit operator bool() const { return data != nullptr; }
     const int32_t* at(int64_t batch, int64_t head) const { return data + batch * batch_stride + head * head_stride; }
 };
 
@@ -55,6 +60,16 @@ struct PairMask {
     }
 };
 
+// Virtual rows: row s is the mean of the rows order[start[s] … stop[s]).
+struct Segments {
+    Index order, start, stop;
+    const int32_t* positions = nullptr;  // (batch, heads, count), contiguous
+    int64_t batch = 0, heads = 0;
+    int threads = 1;
+
+    int64_t count() const { return start.length; }
+};
+
 struct Call {
     int64_t batch = 0, heads = 0, key_heads = 0;
     int64_t num_queries = 0, num_keys = 0;  // real rows; q, k and v may have virtual ones behind
@@ -63,8 +78,7 @@ struct Call {
     const int32_t* offset = nullptr;  // (batch)
     bool causal = false, once = false;
     const int32_t* self_keys = nullptr;  // (batch, Nq)
-    const int32_t* query_positions = nullptr;  // of virtual rows, (batch, heads, rows − Nq)
-    const int32_t* key_positions = nullptr;  // of virtual rows, (batch, key heads, rows − Nk)
+    Segments query_means, key_means;
     PairMask mask;
     const uint8_t* key_mask = nullptr;  // (batch, Nk), on top of the plan
     const uint8_t* query_mask = nullptr;  // (batch, Nq)
@@ -80,21 +94,27 @@ struct Forward {
     uint8_t* alone;  // (batch, heads, Nq): who fell back on itself; null unless there are self keys
 };
 
+// Sums over (batch, heads, rows, dim), contiguous; those of virtual rows apart.
+struct Gradient {
+    float* own = nullptr;
+    int64_t own_rows = 0, dim = 0;
+    std::vector<float> means;
+    int64_t mean_rows = 0;
+
+    float* row(int64_t bh, int64_t index) {
+        return index < own_rows ? own + (bh * own_rows + index) * dim
+                                : means.data() + (bh * mean_rows + index - own_rows) * dim;
+    }
+};
+
 struct Backward {
     const float *out, *lse;
     const uint8_t* alone;
     Rows grad_out;
     const float* grad_lse;
-    float *grad_q, *grad_k, *grad_v;  // contiguous, zeroed
+    Gradient q, k, v;
     float* grad_mask;  // contiguous over the mask's own shape, zeroed; null unless asked for
     int64_t grad_mask_strides[4];
-};
-
-// Virtual rows: row s is the mean of the rows order[start[s] … stop[s]).
-struct Segments {
-    Index order, start, stop;
-    int64_t batch = 0, heads = 0;
-    int threads = 1;
 };
 
 struct Malformed : std::invalid_argument {
@@ -103,8 +123,5 @@ struct Malformed : std::invalid_argument {
 
 // Throws Malformed unless every index of the plan is in range and no query is twice in a round.
 void check_plan(const Call& call);
-
-// Throws Malformed unless every segment lies in `order` and every row in [0, rows).
-void check_segments(const Segments& segments, int64_t rows);
 
 }  // namespace coterie

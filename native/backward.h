@@ -11,14 +11,14 @@ namespace coterie::COTERIE_ISA {
 
 struct BackwardWorker {
     const Call& call;
-    const Backward& result;
+    Backward& result;
     int64_t dim, width, value_dim, value_width;
     Buffer query, query_panels, grad, grad_panels, key_rows, keys, keys_transposed, value_rows, values_transposed;
     Buffer weights, grad_weights, raw, sums;
     std::vector<const float*> pointers, query_rows;
     std::unique_ptr<Multiplicity> multiplicity;
 
-    BackwardWorker(const Call& call, const Backward& result)
+    BackwardWorker(const Call& call, Backward& result)
         : call(call),
           result(result),
           dim(call.q.dim),
@@ -45,7 +45,8 @@ struct BackwardWorker {
     void gather(const Rows& from, int64_t head, const Group& group, int64_t first, int64_t count, float* rows,
                 float* transposed) {
         for (int64_t j = 0; j < count; j++) {
-            read_row(from.row(group.batch, head, group.keys[first + j]), from.kind, from.dim, rows + j * from.dim);
+            int64_t key = group.keys[first + j];
+            read_row(from.row(group.batch, head, key), from.kind_at(key), from.dim, rows + j * from.dim);
             pointers[j] = rows + j * from.dim;
         }
         transpose_to_panels(pointers.data(), count, from.dim, transposed);
@@ -85,7 +86,7 @@ struct BackwardWorker {
         for (int64_t i = 0; i < row_count; i++) {
             int64_t row = group.rows[first_row + i], at = (group.batch * call.heads + group.head) * call.q.rows + row;
             float* q = query + i * dim;
-            read_row(call.q.row(group.batch, group.head, row), call.q.kind, dim, q);
+            read_row(call.q.row(group.batch, group.head, row), call.q.kind_at(row), dim, q);
             query_rows[i] = q;
             float* g = grad + i * value_dim;
             read_row(result.grad_out.row(group.batch, group.head, row), result.grad_out.kind, value_dim, g);
@@ -137,23 +138,23 @@ struct BackwardWorker {
         int64_t bh = group.batch * call.heads + group.head, bk = group.batch * call.key_heads + group.key_head;
         multiply<false>(row_count, dim, key_count, grad_weights, kKeyBlock, 1, keys, kKeyBlock, sums, width);
         for (int64_t i = 0; i < row_count; i++) {
-            float* to = result.grad_q + (bh * call.q.rows + group.rows[first_row + i]) * dim;
+            float* to = result.q.row(bh, group.rows[first_row + i]);
             for (int64_t d = 0; d < dim; d++) to[d] += call.scale * sums[i * width + d];
         }
         multiply<false>(key_count, dim, row_count, grad_weights, 1, kKeyBlock, query_panels, kRowBlock, sums, width);
         for (int64_t j = 0; j < key_count; j++) {
-            float* to = result.grad_k + (bk * call.k.rows + group.keys[first_key + j]) * dim;
+            float* to = result.k.row(bk, group.keys[first_key + j]);
             for (int64_t d = 0; d < dim; d++) to[d] += call.scale * sums[j * width + d];
         }
         if (!wild_grad) {
             multiply<false>(key_count, value_dim, row_count, weights, 1, kKeyBlock, grad_panels, kRowBlock, sums, value_width);
             for (int64_t j = 0; j < key_count; j++) {
-                float* to = result.grad_v + (bk * call.k.rows + group.keys[first_key + j]) * value_dim;
+                float* to = result.v.row(bk, group.keys[first_key + j]);
                 for (int64_t d = 0; d < value_dim; d++) to[d] += sums[j * value_width + d];
             }
         } else {
             for (int64_t j = 0; j < key_count; j++) {
-                float* to = result.grad_v + (bk * call.k.rows + group.keys[first_key + j]) * value_dim;
+                float* to = result.v.row(bk, group.keys[first_key + j]);
                 for (int64_t i = 0; i < row_count; i++)
                     if (raw[i * kKeyBlock + j] != kNone)
                         for (int64_t d = 0; d < value_dim; d++) to[d] += weights[i * kKeyBlock + j] * grad[i * value_dim + d];
@@ -172,7 +173,7 @@ struct BackwardWorker {
 };
 
 // Heads that share keys are one task, so that every sum is made in one order. A mask is shared by all.
-inline void backward(const Call& call, const Backward& result) {
+inline void backward(const Call& call, Backward& result) {
     int64_t shared = call.heads / call.key_heads;
     int threads = result.grad_mask ? 1 : call.threads;
     std::vector<std::unique_ptr<BackwardWorker>> workers(std::max(1, threads));

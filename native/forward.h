@@ -47,26 +47,14 @@ struct ForwardWorker {
         checked_head = at;
         head_finite = true;
         for (int64_t j = 0; j < call.v.rows && head_finite; j++) {
-            const char* from = call.v.row(batch, key_head, j);
-            if (call.v.kind == Kind::f32) {
-                head_finite = all_finite(reinterpret_cast<const float*>(from), value_dim);
-            } else {
-                read_row(from, call.v.kind, value_dim, row_memory);
-                head_finite = all_finite(row_memory, value_dim);
-            }
+            head_finite = all_finite(fetch(call.v, batch, key_head, j, row_memory), value_dim);
         }
         return head_finite;
     }
 
     void gather_keys(const Group& group, int64_t first, int64_t count) {
         for (int64_t j = 0; j < count; j++) {
-            const char* from = call.k.row(group.batch, group.key_head, group.keys[first + j]);
-            if (call.k.kind == Kind::f32) {
-                pointers[j] = reinterpret_cast<const float*>(from);
-            } else {
-                read_row(from, call.k.kind, dim, rows + j * dim);
-                pointers[j] = rows + j * dim;
-            }
+            pointers[j] = fetch(call.k, group.batch, group.key_head, group.keys[first + j], rows + j * dim);
         }
         transpose_to_panels(pointers.data(), count, dim, keys);
     }
@@ -74,12 +62,7 @@ struct ForwardWorker {
     // Returns whether all values are finite.
     bool gather_values(const Group& group, int64_t first, int64_t count) {
         for (int64_t j = 0; j < count; j++) {
-            const char* from = call.v.row(group.batch, group.key_head, group.keys[first + j]);
-            const float* row = reinterpret_cast<const float*>(from);
-            if (call.v.kind != Kind::f32) {
-                read_row(from, call.v.kind, value_dim, row_memory);
-                row = row_memory;
-            }
+            const float* row = fetch(call.v, group.batch, group.key_head, group.keys[first + j], row_memory);
             row_to_panels(row, value_dim, j, kKeyBlock, values);
         }
         if (values_finite(group.batch, group.key_head)) return true;
@@ -96,11 +79,7 @@ struct ForwardWorker {
         for (int64_t first_row = 0; first_row < group.row_count; first_row += kRowBlock) {
             int64_t row_count = std::min(kRowBlock, group.row_count - first_row);
             for (int64_t i = 0; i < row_count; i++) {
-                const char* from = call.q.row(group.batch, group.head, group.rows[first_row + i]);
-                query_rows[i] = reinterpret_cast<const float*>(from);
-                if (call.q.kind == Kind::f32) continue;
-                read_row(from, call.q.kind, dim, query + i * dim);
-                query_rows[i] = query + i * dim;
+                query_rows[i] = fetch(call.q, group.batch, group.head, group.rows[first_row + i], query + i * dim);
             }
             for (int64_t first_key = 0; first_key < group.key_count; first_key += kKeyBlock) {
                 int64_t key_count = std::min(kKeyBlock, group.key_count - first_key);

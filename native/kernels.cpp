@@ -3,11 +3,15 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <sstream>
 #include <vector>
 
 #if !defined(_WIN32)
 #include <unistd.h>
+#endif
+#if defined(__linux__)
+#include <sys/mman.h>
 #endif
 
 #include "threads.h"
@@ -45,45 +49,96 @@ template <class... Parts>
     throw Malformed(text.str());
 }
 
-void check_round(const Call& call, size_t r, const Round& round, std::vector<uint8_t>& met) {
+// One head's part of a round.
+void check_round(const Call& call, size_t r, int64_t b, int64_t h, std::vector<uint8_t>& met) {
+    const Round& round = call.rounds[r];
     std::string name = "rounds[" + std::to_string(r) + "]";
-    int64_t groups = round.groups();
-    for (int64_t b = 0; b < call.batch; b++)
-        for (int64_t h = 0; h < call.heads; h++) {
-            const int32_t* offsets = round.query_offsets.at(b, h);
-            if (offsets[0] != 0) refuse(name, ".query_offsets: expected a first offset of 0, got ", offsets[0]);
-            for (int64_t g = 0; g < groups; g++)
-                if (offsets[g] > offsets[g + 1] || offsets[g + 1] > round.query_order.length)
-                    refuse(name, ".query_offsets: expected 0 ≤ start ≤ stop ≤ ", round.query_order.length, ", got start ",
-                           offsets[g], ", stop ", offsets[g + 1]);
-            met.assign(call.q.rows, 0);
-            const int32_t* rows = round.query_order.at(b, h);
-            for (int64_t s = 0; s < offsets[groups]; s++) {
-                if (rows[s] < 0 || rows[s] >= call.q.rows)
-                    refuse(name, ".query_order: expected indices in [0, ", call.q.rows, "), got ", rows[s]);
-                if (met[rows[s]]++) refuse(name, ".query_order: expected each query at most once in a round, got one 2 times");
-            }
-            const int32_t *start = round.key_start.at(b, h), *stop = round.key_stop.at(b, h);
-            const int32_t* keys = round.key_order.at(b, h);
-            int64_t checked_from = 0, checked_to = 0;  // ranges often overlap; do not check what has been checked
-            for (int64_t g = 0; g < groups; g++) {
-                if (start[g] < 0 || start[g] > stop[g] || stop[g] > round.key_order.length)
-                    refuse(name, ".key_start, key_stop: expected 0 ≤ start ≤ stop ≤ ", round.key_order.length,
-                           ", got start ", start[g], ", stop ", stop[g]);
-                int64_t from = start[g], to = stop[g];
-                if (from >= checked_from && from <= checked_to) {
-                    from = std::max<int64_t>(from, checked_to);
-                    checked_to = std::max(checked_to, to);
-                } else {
-                    checked_from = from;
-                    checked_to = to;
-                }
-                for (int64_t s = from; s < to; s++)
-                    if (keys[s] < 0 || keys[s] >= call.k.rows)
-                        refuse(name, ".key_order: expected indices in [0, ", call.k.rows, "), got ", keys[s]);
-            }
+    int64_t groups = round.groups(), query_rows = call.num_queries + call.query_means.count();
+    int64_t key_rows = call.num_keys + call.key_means.count();
+    const int32_t* offsets = round.query_offsets.at(b, h);
+    if (offsets[0] != 0) refuse(name, ".query_offsets: expected a first offset of 0, got ", offsets[0]);
+    for (int64_t g = 0; g < groups; g++)
+        if (offsets[g] > offsets[g + 1] || offsets[g + 1] > round.query_order.length)
+            refuse(name, ".query_offsets: expected 0 ≤ start ≤ stop ≤ ", round.query_order.length, ", got start ",
+                   offsets[g], ", stop ", offsets[g + 1]);
+    met.assign(query_rows, 0);
+    const int32_t* rows = round.query_order.at(b, h);
+    for (int64_t s = 0; s < offsets[groups]; s++) {
+        if (rows[s] < 0 || rows[s] >= query_rows)
+            refuse(name, ".query_order: expected indices in [0, ", query_rows, "), got ", rows[s]);
+        if (met[rows[s]]++) refuse(name, ".query_order: expected each query at most once in a round, got one 2 times");
+    }
+    const int32_t *start = round.key_start.at(b, h), *stop = round.key_stop.at(b, h);
+    const int32_t* keys = round.key_order.at(b, h);
+    int64_t checked_from = 0, checked_to = 0;  // ranges often overlap; do not check what has been checked
+    for (int64_t g = 0; g < groups; g++) {
+        if (start[g] < 0 || start[g] > stop[g] || stop[g] > round.key_order.length)
+            refuse(name, ".key_start, key_stop: expected 0 ≤ start ≤ stop ≤ ", round.key_order.length,
+                   ", got start ", start[g], ", stop ", stop[g]);
+        int64_t from = start[g], to = stop[g];
+        if (from >= checked_from && from <= checked_to) {
+            from = std::max<int64_t>(from, checked_to);
+            checked_to = std::max(checked_to, to);
+        } else {
+            checked_from = from;
+            checked_to = to;
         }
+        for (int64_t s = from; s < to; s++)
+            if (keys[s] < 0 || keys[s] >= key_rows)
+                refuse(name, ".key_order: expected indices in [0, ", key_rows, "), got ", keys[s]);
+    }
 }
+
+// Every segment must lie in `order`, and every row in [0, rows).
+void check_segments(const char* name, const Segments& segments, int64_t rows) {
+    parallel_for(segments.count() ? segments.batch * segments.heads : 0, segments.threads, [&](int64_t bh, int) {
+        int64_t b = bh / segments.heads, h = bh % segments.heads;
+        const int32_t *start = segments.start.at(b, h), *stop = segments.stop.at(b, h), *order = segments.order.at(b, h);
+        for (int64_t s = 0; s < segments.count(); s++) {
+            if (start[s] < 0 || start[s] > stop[s] || stop[s] > segments.order.length)
+                refuse(name, ".start, stop: expected 0 ≤ start ≤ stop ≤ ", segments.order.length, ", got start ", start[s],
+                       ", stop ", stop[s]);
+            for (int64_t i = start[s]; i < stop[s]; i++)
+                if (order[i] < 0 || order[i] >= rows)
+                    refuse(name, ".order: expected indices in [0, ", rows, "), got ", order[i]);
+        }
+    });
+}
+
+// Fresh memory that is about to be written all over: large pages spare the faults, and later the look-ups.
+void prefer_large_pages(void* memory, int64_t bytes) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+    constexpr uintptr_t kLarge = 1 << 21;
+    uintptr_t first = (reinterpret_cast<uintptr_t>(memory) + kLarge - 1) / kLarge * kLarge;
+    uintptr_t last = (reinterpret_cast<uintptr_t>(memory) + static_cast<uintptr_t>(bytes)) / kLarge * kLarge;
+    if (last > first) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);  // advice; may be declined
+#else
+    (void)memory, (void)bytes;
+#endif
+}
+
+// The means of a call's queries, keys and values; they live as long as this does.
+class VirtualRows {
+public:
+    explicit VirtualRows(Call& call) {
+        form(call.q, call.query_means, q_);
+        form(call.k, call.key_means, k_);
+        form(call.v, call.key_means, v_);
+    }
+
+private:
+    static void form(Rows& rows, const Segments& segments, std::unique_ptr<float[]>& means) {
+        if (!segments.count()) return;
+        means.reset(new float[segments.batch * segments.heads * segments.count() * rows.dim]);
+        kernels().means(segments, rows, means.get());
+        rows.means = means.get();
+        rows.heads = segments.heads;
+        rows.own = rows.rows;
+        rows.rows += segments.count();
+    }
+
+    std::unique_ptr<float[]> q_, k_, v_;
+};
 
 }  // namespace
 
@@ -95,27 +150,43 @@ void adopt_team(Team team) {
 }
 
 void check_plan(const Call& call) {
-    std::vector<uint8_t> met;
-    for (size_t r = 0; r < call.rounds.size(); r++) check_round(call, r, call.rounds[r], met);
+    parallel_for(call.batch * call.heads, call.threads, [&](int64_t bh, int) {
+        std::vector<uint8_t> met;
+        for (size_t r = 0; r < call.rounds.size(); r++) check_round(call, r, bh / call.heads, bh % call.heads, met);
+    });
     if (call.self_keys)
         for (int64_t i = 0; i < call.batch * call.num_queries; i++)
             if (call.self_keys[i] < -1 || call.self_keys[i] >= call.num_keys)
                 refuse("self_keys: expected indices in [0, ", call.num_keys, "), got ", call.self_keys[i]);
+    check_segments("query_means", call.query_means, call.num_queries);
+    check_segments("key_means", call.key_means, call.num_keys);
 }
 
-void check_segments(const Segments& segments, int64_t rows) {
-    for (int64_t b = 0; b < segments.batch; b++)
-        for (int64_t h = 0; h < segments.heads; h++) {
-            const int32_t *start = segments.start.at(b, h), *stop = segments.stop.at(b, h), *order = segments.order.at(b, h);
-            for (int64_t s = 0; s < segments.start.length; s++) {
-                if (start[s] < 0 || start[s] > stop[s] || stop[s] > segments.order.length)
-                    refuse("means.start, stop: expected 0 ≤ start ≤ stop ≤ ", segments.order.length, ", got start ", start[s],
-                           ", stop ", stop[s]);
-                for (int64_t i = start[s]; i < stop[s]; i++)
-                    if (order[i] < 0 || order[i] >= rows)
-                        refuse("means.order: expected indices in [0, ", rows, "), got ", order[i]);
-            }
-        }
+void run_forward(Call& call, const Forward& result) {
+    check_plan(call);
+    VirtualRows rows(call);
+    prefer_large_pages(result.out, call.batch * call.heads * call.q.rows * call.v.dim * int64_t(sizeof(float)));
+    kernels().forward(call, result);
+}
+
+void run_backward(Call& call, Backward& result) {
+    check_plan(call);
+    VirtualRows rows(call);
+    auto make_room = [&](Gradient& gradient, const Segments& segments, int64_t heads) {
+        int64_t size = gradient.own_rows * gradient.dim;
+        prefer_large_pages(gradient.own, call.batch * heads * size * int64_t(sizeof(float)));
+        parallel_for(call.batch * heads, call.threads, [&](int64_t bh, int) { std::fill_n(gradient.own + bh * size, size, 0.0f); });
+        gradient.mean_rows = segments.count();
+        gradient.means.assign(segments.batch * segments.heads * segments.count() * gradient.dim, 0.0f);
+    };
+    make_room(result.q, call.query_means, call.heads);
+    make_room(result.k, call.key_means, call.key_heads);
+    make_room(result.v, call.key_means, call.key_heads);
+    kernels().backward(call, result);
+    if (call.query_means.count()) kernels().means_backward(call.query_means, result.q);
+    if (!call.key_means.count()) return;
+    kernels().means_backward(call.key_means, result.k);
+    kernels().means_backward(call.key_means, result.v);
 }
 
 const Kernels& kernels() {

@@ -11,9 +11,9 @@ namespace coterie {
 struct Kernels {
     const char* name;
     void (*forward)(const Call&, const Forward&);
-    void (*backward)(const Call&, const Backward&);
+    void (*backward)(const Call&, Backward&);
     void (*means)(const Segments&, const Rows&, float*);
-    void (*means_backward)(const Segments&, const float*, int64_t rows, int64_t dim, float*);
+    void (*means_backward)(const Segments&, Gradient&);
     PlanningKernels planning;
 };
 
@@ -24,5 +24,9 @@ const Kernels& avx512_kernels();
 
 // The best that this CPU runs, or the one that COTERIE_ISA in the environment names.
 const Kernels& kernels();
+
+// Check the plan, form its virtual rows, and run.
+void run_forward(Call& call, const Forward& result);
+void run_backward(Call& call, Backward& result);
 
 }  // namespace coterie

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <bit>
+#include <functional>
 #include <vector>
 
 #include "candidates.h"
@@ -68,31 +69,106 @@ inline int distance(const uint64_t* a, const uint64_t* b, int64_t words) {
     return total;
 }
 
-// The nearest of k words, the first of equals. Distance above and index below make one number to compare.
-inline int64_t nearest_word(uint64_t word, const uint64_t* centers, int64_t k) {
-    uint64_t least = ~0ull;
-    int64_t c = 0;
-#if defined(__AVX2__)
-    // Bits of four words at a time, by a table of the bits of a nibble.
-    const __m256i mine = _mm256_set1_epi64x(static_cast<int64_t>(word)), low = _mm256_set1_epi8(15);
-    const __m256i table = _mm256_setr_epi8(0, 1, 1, 2, 1, 2, 2, 3, 1, 2, 2, 3, 2, 3, 3, 4, 0, 1, 1, 2, 1, 2, 2, 3, 1, 2, 2,
-                                           3, 2, 3, 3, 4);
-    __m256i best = _mm256_set1_epi64x(INT64_MAX), index = _mm256_setr_epi64x(0, 1, 2, 3);
-    for (; c + 4 <= k; c += 4) {
-        __m256i x = _mm256_xor_si256(mine, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(centers + c)));
-        __m256i bits = _mm256_add_epi8(_mm256_shuffle_epi8(table, _mm256_and_si256(x, low)),
-                                       _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(x, 4), low)));
-        __m256i key = _mm256_or_si256(_mm256_slli_epi64(_mm256_sad_epu8(bits, _mm256_setzero_si256()), 32), index);
-        best = _mm256_blendv_epi8(best, key, _mm256_cmpgt_epi64(best, key));
-        index = _mm256_add_epi64(index, _mm256_set1_epi64x(4));
+// How many bits of two nibbles differ, for each second one twice over.
+struct Differing {
+    alignas(32) uint8_t bits[16][32];
+    constexpr Differing() : bits() {
+        for (unsigned a = 0; a < 16; a++)
+            for (unsigned b = 0; b < 32; b++) bits[a][b] = static_cast<uint8_t>(std::popcount(a ^ (b & 15)));
     }
-    alignas(32) uint64_t lanes[4];
-    _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), best);
-    least = std::min(std::min(lanes[0], lanes[1]), std::min(lanes[2], lanes[3]));
+};
+inline constexpr Differing differing;
+
+// The nearest of k strings of bits, the first of equals.
+class NearestBits {
+public:
+    NearestBits(int64_t k, int64_t words, int64_t bits) : k_(k), words_(words), nibbles_((bits + 3) / 4), width_((k + 31) / 32 * 32) {
+        if (!quick()) return;
+        planes_.resize(nibbles_ * width_);
+        nobody_.resize(width_);
+        std::fill(nobody_.begin() + k, nobody_.end(), uint8_t{128});
+    }
+
+    // Before the first look-up and whenever centres have moved.
+    void prepare(const uint64_t* centers) {
+        centers_ = centers;
+        if (!quick()) return;
+        for (int64_t p = 0; p < nibbles_; p++)
+            for (int64_t c = 0; c < k_; c++)
+                planes_[p * width_ + c] = static_cast<uint8_t>(centers[c * words_ + p / 16] >> (4 * (p % 16)) & 15);
+    }
+
+    int64_t operator()(const uint64_t* mine) const {
+#if defined(__AVX2__)
+        if (quick()) return look_up(mine);
 #endif
-    for (; c < k; c++) least = std::min(least, uint64_t(std::popcount(word ^ centers[c])) << 32 | uint64_t(c));
-    return static_cast<int64_t>(least & 0xFFFFFFFF);
-}
+        int64_t best = 0;
+        int nearest = INT32_MAX;
+        for (int64_t c = 0; c < k_; c++) {
+            int d = distance(mine, centers_ + c * words_, words_);
+            if (d < nearest) nearest = d, best = c;
+        }
+        return best;
+    }
+
+private:
+    // Distances are below 128, and there are instructions for it.
+    bool quick() const {
+#if defined(__AVX2__)
+        return nibbles_ < 32;
+#else
+        return false;
+#endif
+    }
+
+#if defined(__AVX2__)
+    // A nibble of the row chooses a table, a nibble of 32 centres looks up how many bits differ.
+    int64_t look_up(const uint64_t* mine) const {
+        int best = 256;
+        int64_t at = 0;
+        for (int64_t c = 0; c < width_; c += 128) {
+            switch (std::min<int64_t>(4, (width_ - c) / 32)) {
+                case 1: look_up<1>(mine, c, best, at); break;
+                case 2: look_up<2>(mine, c, best, at); break;
+                case 3: look_up<3>(mine, c, best, at); break;
+                default: look_up<4>(mine, c, best, at);
+            }
+        }
+        return at;
+    }
+
+    template <int Blocks>
+    void look_up(const uint64_t* mine, int64_t first, int& best, int64_t& at) const {
+        __m256i sums[Blocks];
+        auto* none = reinterpret_cast<const __m256i*>(nobody_.data() + first);
+        for (int i = 0; i < Blocks; i++) sums[i] = _mm256_loadu_si256(none + i);
+        for (int64_t p = 0; p < nibbles_; p++) {
+            uint64_t nibble = mine[p / 16] >> (4 * (p % 16)) & 15;
+            __m256i table = _mm256_load_si256(reinterpret_cast<const __m256i*>(differing.bits[nibble]));
+            auto* plane = reinterpret_cast<const __m256i*>(planes_.data() + p * width_ + first);
+            for (int i = 0; i < Blocks; i++)
+                sums[i] = _mm256_add_epi8(sums[i], _mm256_shuffle_epi8(table, _mm256_loadu_si256(plane + i)));
+        }
+        __m256i least = sums[0];
+        for (int i = 1; i < Blocks; i++) least = _mm256_min_epu8(least, sums[i]);
+        __m128i half = _mm_min_epu8(_mm256_castsi256_si128(least), _mm256_extracti128_si256(least, 1));
+        half = _mm_min_epu8(half, _mm_srli_epi16(half, 8));
+        int nearest = _mm_cvtsi128_si32(_mm_minpos_epu16(_mm_and_si128(half, _mm_set1_epi16(255)))) & 255;
+        if (nearest >= best) return;
+        best = nearest;
+        uint64_t equal[2] = {0, 0};
+        for (int i = 0; i < Blocks; i++) {
+            __m256i same = _mm256_cmpeq_epi8(sums[i], _mm256_set1_epi8(static_cast<char>(nearest)));
+            equal[i / 2] |= uint64_t{static_cast<uint32_t>(_mm256_movemask_epi8(same))} << (32 * (i % 2));
+        }
+        at = first + (equal[0] ? std::countr_zero(equal[0]) : 64 + std::countr_zero(equal[1]));
+    }
+#endif
+
+    int64_t k_, words_, nibbles_, width_;
+    std::vector<uint8_t> planes_, nobody_;  // nobody_: 128 behind the last centre
+    const uint64_t* centers_ = nullptr;
+};
 
 // The sign of each projection of a row, as bits.
 inline void sign_bits(const KmeansCall& call, const Rows& rows, int64_t b, int64_t h, const Candidates& planes,
@@ -158,61 +234,41 @@ inline void hamming_kmeans(const KmeansCall& call, const Rows& rows, int64_t* la
 
         int64_t* label = labels + bh * n;
         std::vector<int32_t> ones(k * words * 64, 0), sizes(k, 0);
-        std::vector<int64_t> changed(k);
-        for (int64_t c = 0; c < k; c++) changed[c] = c;
-        std::vector<uint8_t> moved(k, 1);
+        NearestBits nearest(k, words, call.bits);
         std::fill(label, label + n, -1);
-        auto count = [&](int64_t i, int64_t c, int32_t step) {
-            sizes[c] += step;
+        auto count = [&](int64_t i, int64_t c, auto&& add) {
+            sizes[c] = add(sizes[c], 1);
             int32_t* total = ones.data() + c * words * 64;
             for (int64_t w = 0; w < words; w++)
                 for (int byte = 0; byte < 8; byte++) {
                     const int32_t* each = spread_byte[(bits[i * words + w] >> (8 * byte)) & 255];
-                    for (int bit = 0; bit < 8; bit++) total[w * 64 + byte * 8 + bit] += step * each[bit];
+                    for (int bit = 0; bit < 8; bit++) {
+                        int32_t& sum = total[w * 64 + byte * 8 + bit];
+                        sum = add(sum, each[bit]);
+                    }
                 }
         };
         for (int64_t step = 0;; step++) {
             bool stable = true;
+            nearest.prepare(centers.data());
             for (int64_t i = 0; i < n; i++) {
-                const uint64_t* mine = bits.data() + i * words;
-                int64_t old = label[i], best = -1;
-                int nearest = INT32_MAX;
-                if (old >= 0 && !moved[old]) {
-                    // Its centre stayed, so only centres that moved can be nearer than it.
-                    best = old;
-                    nearest = distance(mine, centers.data() + old * words, words);
-                    for (int64_t c : changed) {
-                        int d = distance(mine, centers.data() + c * words, words);
-                        if (d < nearest || (d == nearest && c < best)) nearest = d, best = c;
-                    }
-                } else if (words == 1) {
-                    best = nearest_word(*mine, centers.data(), k);
-                } else {
-                    for (int64_t c = 0; c < k; c++) {
-                        int d = distance(mine, centers.data() + c * words, words);
-                        if (d < nearest) nearest = d, best = c;
-                    }
-                }
+                int64_t old = label[i], best = nearest(bits.data() + i * words);
                 if (best == old) continue;
                 stable = false;
                 label[i] = best;
                 if (!call.mask[b * n + i]) continue;
-                if (old >= 0) count(i, old, -1);
-                count(i, best, +1);
+                if (old >= 0) count(i, old, std::minus<int32_t>());
+                count(i, best, std::plus<int32_t>());
             }
             if (step == call.iterations || (stable && step)) break;
-            changed.clear();
             for (int64_t c = 0; c < k; c++) {
-                moved[c] = 0;
                 if (!sizes[c]) continue;
                 for (int64_t w = 0; w < words; w++) {
                     uint64_t majority = 0;
                     for (int64_t m = w * 64; m < std::min(call.bits, w * 64 + 64); m++)
                         if (2 * ones[c * words * 64 + m] >= sizes[c]) majority |= uint64_t{1} << (m % 64);
-                    if (majority != centers[c * words + w]) moved[c] = 1;
                     centers[c * words + w] = majority;
                 }
-                if (moved[c]) changed.push_back(c);
             }
         }
     });

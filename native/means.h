@@ -7,7 +7,7 @@
 namespace coterie::COTERIE_ISA {
 
 inline void means(const Segments& segments, const Rows& x, float* result) {
-    int64_t count = segments.start.length;
+    int64_t count = segments.count();
     parallel_for(segments.batch * segments.heads, segments.threads, [&](int64_t bh, int) {
         int64_t b = bh / segments.heads, h = bh % segments.heads;
         const int32_t *start = segments.start.at(b, h), *stop = segments.stop.at(b, h), *order = segments.order.at(b, h);
@@ -25,17 +25,17 @@ inline void means(const Segments& segments, const Rows& x, float* result) {
     });
 }
 
-// Each member gets its share of its mean's gradient; `result` (batch, heads, rows, dim) is zeroed.
-inline void means_backward(const Segments& segments, const float* grad, int64_t rows, int64_t dim, float* result) {
-    int64_t count = segments.start.length;
+// Each member gets its share of its mean's gradient.
+inline void means_backward(const Segments& segments, Gradient& gradient) {
+    int64_t count = segments.count(), dim = gradient.dim;
     parallel_for(segments.batch * segments.heads, segments.threads, [&](int64_t bh, int) {
         int64_t b = bh / segments.heads, h = bh % segments.heads;
         const int32_t *start = segments.start.at(b, h), *stop = segments.stop.at(b, h), *order = segments.order.at(b, h);
         for (int64_t s = 0; s < count; s++) {
-            const float* mean = grad + (bh * count + s) * dim;
+            const float* mean = gradient.row(bh, gradient.own_rows + s);
             float size = static_cast<float>(std::max(1, stop[s] - start[s]));
             for (int64_t i = start[s]; i < stop[s]; i++) {
-                float* to = result + (bh * rows + order[i]) * dim;
+                float* to = gradient.row(bh, order[i]);
                 for (int64_t d = 0; d < dim; d++) to[d] += mean[d] / size;
             }
         }

@@ -55,22 +55,39 @@ struct Tensors {
     std::vector<Ints> skips;
     std::vector<int64_t> layout;
     Ints offset;
-    std::optional<Ints> self_keys, query_positions, key_positions;
+    std::optional<Ints> self_keys;
+    std::vector<Ints> query_means, key_means;  // order, start, stop, and positions if there are any; or nothing
     std::optional<Any> mask;
     std::optional<Bytes> key_mask, query_mask;
 };
 
-static Call call_of(const Tensors& t, int64_t num_queries, int64_t num_keys, bool causal, bool once, double scale,
-                    double dropout_p, int64_t seed, int threads) {
+static Segments segments_of(const std::vector<Ints>& parts, int64_t batch, int64_t heads, int threads) {
+    Segments segments;
+    if (parts.empty()) return segments;
+    for (auto& part : parts)
+        if (part.ndim() != 3 || int64_t(part.shape(0)) != batch || int64_t(part.shape(1)) != heads)
+            throw Malformed("expected means for this batch and these heads");
+    segments.order = index_of(parts.at(0));
+    segments.start = index_of(parts.at(1));
+    segments.stop = index_of(parts.at(2));
+    if (segments.stop.length != segments.start.length) throw Malformed("expected as many starts as stops");
+    if (parts.size() > 3) segments.positions = parts[3].data();
+    segments.batch = batch;
+    segments.heads = heads;
+    segments.threads = threads;
+    return segments;
+}
+
+static Call call_of(const Tensors& t, bool causal, bool once, double scale, double dropout_p, int64_t seed, int threads) {
     Call call;
     call.batch = t.q.shape(0);
     call.heads = t.q.shape(1);
     call.key_heads = t.k.shape(1);
-    call.num_queries = num_queries;
-    call.num_keys = num_keys;
     call.q = rows_of(t.q);
     call.k = rows_of(t.k);
     call.v = rows_of(t.v);
+    call.num_queries = call.q.rows;
+    call.num_keys = call.k.rows;
     size_t bias = 0, skip = 0;
     for (size_t r = 0; 5 * r < t.layout.size(); r++) {
         Round round;
@@ -96,8 +113,8 @@ static Call call_of(const Tensors& t, int64_t num_queries, int64_t num_keys, boo
     call.causal = causal;
     call.once = once;
     if (t.self_keys) call.self_keys = t.self_keys->data();
-    if (t.query_positions) call.query_positions = t.query_positions->data();
-    if (t.key_positions) call.key_positions = t.key_positions->data();
+    call.query_means = segments_of(t.query_means, call.batch, call.heads, threads);
+    call.key_means = segments_of(t.key_means, call.batch, call.key_heads, threads);
     if (t.mask) {
         call.mask.data = t.mask->data();
         call.mask.is_float = t.mask->dtype() == nb::dtype<float>();
@@ -112,62 +129,48 @@ static Call call_of(const Tensors& t, int64_t num_queries, int64_t num_keys, boo
     return call;
 }
 
+static Gradient gradient_of(const Floats& x) { return {x.data(), int64_t(x.shape(2)), int64_t(x.shape(3)), {}, 0}; }
+
 NB_MODULE(_native, m) {
     nb::exception<Malformed>(m, "Malformed", PyExc_ValueError);
     nb::class_<Tensors>(m, "Tensors")
         .def(nb::init<Any, Any, Any, std::vector<Ints>, std::vector<Floats>, std::vector<Ints>, std::vector<int64_t>, Ints,
-                      std::optional<Ints>, std::optional<Ints>, std::optional<Ints>, std::optional<Any>,
-                      std::optional<Bytes>, std::optional<Bytes>>(),
+                      std::optional<Ints>, std::vector<Ints>, std::vector<Ints>, std::optional<Any>, std::optional<Bytes>,
+                      std::optional<Bytes>>(),
              nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("rounds"), nb::arg("biases"), nb::arg("skips"),
-             nb::arg("layout"), nb::arg("offset"), nb::arg("self_keys").none(), nb::arg("query_positions").none(),
-             nb::arg("key_positions").none(), nb::arg("mask").none(), nb::arg("key_mask").none(),
+             nb::arg("layout"), nb::arg("offset"), nb::arg("self_keys").none(), nb::arg("query_means"),
+             nb::arg("key_means"), nb::arg("mask").none(), nb::arg("key_mask").none(),
              nb::arg("query_mask").none());
     m.def(
         "forward",
-        [](const Tensors& t, int64_t num_queries, int64_t num_keys, bool causal, bool once, double scale,
+        [](const Tensors& t, bool causal, bool once, double scale,
            double dropout_p, int64_t seed, int threads, Floats out, Floats lse, std::optional<Bytes> alone) {
-            Call call = call_of(t, num_queries, num_keys, causal, once, scale, dropout_p, seed, threads);
+            Call call = call_of(t, causal, once, scale, dropout_p, seed, threads);
             Forward result{out.data(), lse.data(), alone ? alone->data() : nullptr};
             nb::gil_scoped_release free;
-            check_plan(call);
-            kernels().forward(call, result);
+            run_forward(call, result);
         },
-        nb::arg("tensors"), nb::arg("num_queries"), nb::arg("num_keys"), nb::arg("causal"), nb::arg("once"),
+        nb::arg("tensors"), nb::arg("causal"), nb::arg("once"),
         nb::arg("scale"), nb::arg("dropout_p"), nb::arg("seed"), nb::arg("threads"), nb::arg("out"), nb::arg("lse"),
         nb::arg("alone").none());
     m.def(
         "backward",
-        [](const Tensors& t, int64_t num_queries, int64_t num_keys, bool causal, bool once, double scale,
+        [](const Tensors& t, bool causal, bool once, double scale,
            double dropout_p, int64_t seed, int threads, Floats out, Floats lse, std::optional<Bytes> alone, Any grad_out,
            Floats grad_lse, Floats grad_q, Floats grad_k, Floats grad_v, std::optional<Floats> grad_mask) {
-            Call call = call_of(t, num_queries, num_keys, causal, once, scale, dropout_p, seed, threads);
+            Call call = call_of(t, causal, once, scale, dropout_p, seed, threads);
             Backward result{out.data(), lse.data(), alone ? alone->data() : nullptr, rows_of(grad_out), grad_lse.data(),
-                            grad_q.data(), grad_k.data(), grad_v.data(), grad_mask ? grad_mask->data() : nullptr, {}};
+                            gradient_of(grad_q), gradient_of(grad_k), gradient_of(grad_v), grad_mask ? grad_mask->data() : nullptr, {}};
             if (grad_mask)
                 for (int axis = 0; axis < 4; axis++)
                     result.grad_mask_strides[axis] = grad_mask->shape(axis) > 1 ? grad_mask->stride(axis) : 0;
             nb::gil_scoped_release free;
-            check_plan(call);
-            kernels().backward(call, result);
+            run_backward(call, result);
         },
-        nb::arg("tensors"), nb::arg("num_queries"), nb::arg("num_keys"), nb::arg("causal"), nb::arg("once"),
+        nb::arg("tensors"), nb::arg("causal"), nb::arg("once"),
         nb::arg("scale"), nb::arg("dropout_p"), nb::arg("seed"), nb::arg("threads"), nb::arg("out"), nb::arg("lse"),
         nb::arg("alone").none(), nb::arg("grad_out"), nb::arg("grad_lse"), nb::arg("grad_q"), nb::arg("grad_k"),
         nb::arg("grad_v"), nb::arg("grad_mask").none());
-    m.def("means", [](Any x, Ints order, Ints start, Ints stop, int threads, Floats result) {
-        Segments segments{index_of(order), index_of(start), index_of(stop), int64_t(x.shape(0)), int64_t(x.shape(1)), threads};
-        Rows rows = rows_of(x);
-        nb::gil_scoped_release free;
-        check_segments(segments, rows.rows);
-        kernels().means(segments, rows, result.data());
-    });
-    m.def("means_backward", [](Floats grad, Ints order, Ints start, Ints stop, int threads, Floats result) {
-        Segments segments{index_of(order), index_of(start), index_of(stop), int64_t(grad.shape(0)), int64_t(grad.shape(1)), threads};
-        int64_t rows = result.shape(2), dim = result.shape(3);
-        nb::gil_scoped_release free;
-        check_segments(segments, rows);
-        kernels().means_backward(segments, grad.data(), rows, dim, result.data());
-    });
     m.def("adopt_team", [](uintptr_t address) { adopt_team(reinterpret_cast<Team>(address)); });
     m.def("instruction_set", [] { return std::string(kernels().name); });
 

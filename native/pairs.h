@@ -35,14 +35,14 @@ inline Group group_at(const Call& call, const Round& round, int64_t bh, int64_t 
 
 inline int64_t query_position(const Call& call, int64_t b, int64_t h, int64_t row) {
     if (row < call.num_queries) return row + call.offset[b];
-    int64_t virtual_rows = call.q.rows - call.num_queries;
-    return call.query_positions ? call.query_positions[(b * call.heads + h) * virtual_rows + row - call.num_queries] : 0;
+    const Segments& means = call.query_means;
+    return means.positions ? means.positions[(b * call.heads + h) * means.count() + row - call.num_queries] : 0;
 }
 
 inline int64_t key_position(const Call& call, int64_t b, int64_t hk, int64_t key) {
     if (key < call.num_keys) return key;
-    int64_t virtual_rows = call.k.rows - call.num_keys;
-    return call.key_positions ? call.key_positions[(b * call.key_heads + hk) * virtual_rows + key - call.num_keys] : 0;
+    const Segments& means = call.key_means;
+    return means.positions ? means.positions[(b * call.key_heads + hk) * means.count() + key - call.num_keys] : 0;
 }
 
 inline bool seen(const Call& call, bool windowed, int64_t low, int64_t high, int64_t ahead) {

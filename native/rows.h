@@ -20,7 +20,7 @@ inline int64_t padded(int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
 // Memory of one worker, aligned to cache lines.
 class Buffer {
 public:
-    explicit Buffer(int64_t floats) : size_(floats), memory_(new float[floats + 16]) {
+    explicit Buffer(int64_t floats) : memory_(new float[floats + 16]) {
         auto address = reinterpret_cast<uintptr_t>(memory_.get());
         start_ = reinterpret_cast<float*>((address + 63) / 64 * 64);
         std::fill(start_, start_ + floats, 0.0f);
@@ -28,7 +28,6 @@ public:
     operator float*() { return start_; }
 
 private:
-    int64_t size_;
     std::unique_ptr<float[]> memory_;
     float* start_;
 };
@@ -67,6 +66,14 @@ inline void read_row(const char* from, Kind kind, int64_t dim, float* to) {
 #endif
         for (; d < dim; d++) to[d] = half_to_float(x[d]);
     }
+}
+
+// One row as floats: where it lies if it is float32, otherwise widened into `scratch`.
+inline const float* fetch(const Rows& from, int64_t batch, int64_t head, int64_t index, float* scratch) {
+    const char* at = from.row(batch, head, index);
+    if (from.kind_at(index) == Kind::f32) return reinterpret_cast<const float*>(at);
+    read_row(at, from.kind, from.dim, scratch);
+    return scratch;
 }
 
 // Rows that will be read soon. Groups gather from all over a head, so the next one's rows are fetched while this one

@@ -154,7 +154,7 @@ assert all(os.waitpid(child, 0)[1] == 0 for child in children)
 # --- malformed plans at the op itself --------------------------------------------------------------------------------
 
 
-def raw_call(**changes):
+def raw_call(query_means=(), key_means=(), **changes):
     def index(values):
         return torch.tensor(values, dtype=torch.int32)[None, None]
 
@@ -168,8 +168,8 @@ def raw_call(**changes):
     parts.update({name: index(values) for name, values in changes.items()})
     q, k = torch.zeros(1, 1, 4, 8), torch.zeros(1, 1, 5, 8)
     offset = torch.zeros(1, dtype=torch.int32)
-    lists = (list(parts.values()), [], [], [0, 0, 0, 0, 0])
-    return native.attend_op(q, k, k, None, *lists, offset, *[None] * 6, 4, 5, False, False, 1.0, 0.0)
+    lists = (list(parts.values()), [], [], list(query_means), list(key_means), [0, 0, 0, 0, 0])
+    return native.attend_op(q, k, k, None, *lists, offset, *[None] * 4, False, False, 1.0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -194,13 +194,16 @@ def test_the_op_refuses_malformed_plans_before_it_touches_anything(changes, mess
 
 
 def test_the_op_refuses_malformed_means():
-    x = torch.zeros(1, 1, 4, 8)
-    good = [torch.tensor(values, dtype=torch.int32)[None, None] for values in ([0, 1], [0], [2])]
-    assert native.means_op(x, *good).shape == (1, 1, 1, 8)
-    with pytest.raises(ValueError, match=r"means.order: expected indices in \[0, 4\), got 9"):
-        native.means_op(x, torch.tensor([[[0, 9]]], dtype=torch.int32), *good[1:])
-    with pytest.raises(ValueError, match=r"means.start, stop: expected 0 ≤ start ≤ stop ≤ 2"):
-        native.means_op(x, *good[:2], torch.tensor([[[3]]], dtype=torch.int32))
+    order, start, stop = (torch.tensor(values, dtype=torch.int32)[None, None] for values in ([0, 1], [0], [2]))
+    raw_call(query_means=[order, start, stop])
+    with pytest.raises(ValueError, match=r"query_means.order: expected indices in \[0, 4\), got 8"):
+        raw_call(query_means=[order + 8, start, stop])
+    with pytest.raises(ValueError, match=r"key_means.start, stop: expected 0 ≤ start ≤ stop ≤ 2"):
+        raw_call(key_means=[order, start, stop + 1])
+    with pytest.raises(ValueError, match=r"expected as many starts as stops"):
+        raw_call(key_means=[order, start, stop.repeat(1, 1, 2)])
+    with pytest.raises(ValueError, match=r"expected means for this batch and these heads"):
+        raw_call(key_means=[order.repeat(1, 2, 1), start, stop])
 
 
 # --- compiled and exported graphs ------------------------------------------------------------------------------------
@@ -271,8 +274,10 @@ def test_opcheck():
         for x in (each.query_order, each.query_offsets, each.key_order, each.key_start, each.key_stop)
     ]
     mask = torch.randn(1, 1, 20, 20, requires_grad=True)
-    lists = (rounds, [], [], [0] * 10)
-    attend = (q, k, v, mask, *lists, plan.offset, plan.self_keys, *[None] * 5, 20, 20, True, False, 0.3, 0.0)
+    order = torch.arange(20, dtype=torch.int32).expand(1, 2, 20)
+    start, stop = torch.zeros(1, 2, 1, dtype=torch.int32), torch.full((1, 2, 1), 7, dtype=torch.int32)
+    lists = (rounds, [], [], [], [order, start, stop, stop], [0] * 10)
+    attend = (q, k, v, mask, *lists, plan.offset, plan.self_keys, None, None, None, True, False, 0.3, 0.0)
     torch.library.opcheck(native.attend_op, attend)
     real = torch.ones(1, 20, dtype=torch.bool)
     seed, plain = torch.tensor(3), [x.detach() for x in (q, k)]
@@ -285,6 +290,3 @@ def test_opcheck():
     torch.library.opcheck(planning.order_by_op, (torch.randn(2, 9), torch.ones(2, 9, dtype=torch.bool)))
     labels = torch.zeros(1, 2, 20, dtype=torch.int64)
     torch.library.opcheck(planning.cluster_means_op, (plain[0], real, labels, 3))
-    order = torch.arange(20, dtype=torch.int32).expand(1, 2, 20)
-    start, stop = torch.zeros(1, 2, 1, dtype=torch.int32), torch.full((1, 2, 1), 7, dtype=torch.int32)
-    torch.library.opcheck(native.means_op, (q, order, start, stop))

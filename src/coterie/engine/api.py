@@ -157,9 +157,9 @@ def execute(
     engine = native if backend == "native" else reference
     with torch.autocast(q.device.type, enabled=False):
         out, lse = engine.attend(
-            engine.with_means(q, plan.query_means),
-            engine.with_means(k, plan.key_means),
-            engine.with_means(v, plan.key_means),
+            q,
+            k,
+            v,
             pair_mask,
             plan,
             scale=scale,

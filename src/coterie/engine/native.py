@@ -83,7 +83,17 @@ def _contiguous(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.detach().contiguous()
 
 
-def _tensors(
+# What both ops take. A plan is flat here: five tensors a round; biases and skips of the rounds that have them; `layout`
+# says which do, and their windows; means are order, start, stop and perhaps positions, or nothing.
+_INPUTS = (
+    "Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor[] rounds, Tensor[] biases, Tensor[] skips, "
+    "Tensor[] query_means, Tensor[] key_means, int[] layout, Tensor offset, Tensor? self_keys, Tensor? key_mask, "
+    "Tensor? query_mask, Tensor? seed, bool causal, bool once, float scale, float dropout_p"
+)
+_LISTS = 5
+
+
+def _call(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -91,15 +101,21 @@ def _tensors(
     rounds: list[Tensor],
     biases: list[Tensor],
     skips: list[Tensor],
+    query_means: list[Tensor],
+    key_means: list[Tensor],
     layout: list[int],
     offset: Tensor,
     self_keys: Tensor | None,
-    query_positions: Tensor | None,
-    key_positions: Tensor | None,
     key_mask: Tensor | None,
     query_mask: Tensor | None,
-) -> Any:
-    return kernels().Tensors(
+    seed: Tensor | None,
+    causal: bool,
+    once: bool,
+    scale: float,
+    dropout_p: float,
+) -> tuple[Any, ...]:
+    """The inputs as the compiled module reads them."""
+    tensors = kernels().Tensors(
         q=last_contiguous(q),
         k=last_contiguous(k),
         v=last_contiguous(v),
@@ -109,203 +125,100 @@ def _tensors(
         layout=layout,
         offset=_contiguous(offset),
         self_keys=_contiguous(self_keys),
-        query_positions=_contiguous(query_positions),
-        key_positions=_contiguous(key_positions),
+        query_means=_segments(query_means),
+        key_means=_segments(key_means),
         mask=_pair_mask(mask),
         key_mask=mask_bytes(key_mask),
         query_mask=mask_bytes(query_mask),
     )
+    return tensors, causal, once, scale, dropout_p, 0 if seed is None else int(seed), torch.get_num_threads()
 
 
-@torch.library.custom_op("coterie::attend", mutates_args=())
-def attend_op(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    rounds: list[Tensor],
-    biases: list[Tensor],
-    skips: list[Tensor],
-    layout: list[int],
-    offset: Tensor,
-    self_keys: Tensor | None,
-    query_positions: Tensor | None,
-    key_positions: Tensor | None,
-    key_mask: Tensor | None,
-    query_mask: Tensor | None,
-    seed: Tensor | None,
-    num_queries: int,
-    num_keys: int,
-    causal: bool,
-    once: bool,
-    scale: float,
-    dropout_p: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _segments(means: list[Tensor]) -> list[Tensor]:
+    return [last_contiguous(x) for x in means[:3]] + [x.contiguous() for x in means[3:]]
+
+
+def _attend(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
     """(out, lse, who fell back on itself) for every real and virtual query row."""
-    out, lse, alone = _empty_results(q, v, self_keys, num_queries)
-    if out.numel() == 0 and lse.numel() == 0:
-        return out, lse, alone
-    kernels().forward(
-        _tensors(
-            q,
-            k,
-            v,
-            mask,
-            rounds,
-            biases,
-            skips,
-            layout,
-            offset,
-            self_keys,
-            query_positions,
-            key_positions,
-            key_mask,
-            query_mask,
-        ),
-        num_queries,
-        num_keys,
-        causal,
-        once,
-        scale,
-        dropout_p,
-        0 if seed is None else int(seed),
-        torch.get_num_threads(),
-        out,
-        lse,
-        None if self_keys is None else alone,
-    )
+    out, lse, alone = _empty_results(*inputs)
+    if out.numel() or lse.numel():
+        kernels().forward(*_call(*inputs), out, lse, alone if alone.ndim == 3 else None)
     return out, lse, alone
 
 
-def _empty_results(q: Tensor, v: Tensor, self_keys: Tensor | None, num_queries: int) -> tuple[Tensor, Tensor, Tensor]:
-    rows = q.shape[:3]
-    alone = (q.shape[0], q.shape[1], num_queries) if self_keys is not None else (0,)
+def _empty_results(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    q, v, query_means, self_keys = inputs[0], inputs[2], inputs[7], inputs[11]
+    rows = (*q.shape[:2], q.shape[2] + (query_means[1].shape[-1] if query_means else 0))
     return (
         q.new_empty((*rows, v.shape[-1]), dtype=torch.float32),
         q.new_empty(rows, dtype=torch.float32),
-        q.new_empty(alone, dtype=torch.uint8),
+        q.new_empty(q.shape[:3] if self_keys is not None else (0,), dtype=torch.uint8),
     )
 
 
-@attend_op.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    self_keys, num_queries = rest[6], rest[12]
-    return _empty_results(q, v, self_keys, num_queries)
-
-
-@torch.library.custom_op("coterie::attend_backward", mutates_args=())
-def attend_backward_op(
-    grad_out: Tensor,
-    grad_lse: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    alone: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    rounds: list[Tensor],
-    biases: list[Tensor],
-    skips: list[Tensor],
-    layout: list[int],
-    offset: Tensor,
-    self_keys: Tensor | None,
-    query_positions: Tensor | None,
-    key_positions: Tensor | None,
-    key_mask: Tensor | None,
-    query_mask: Tensor | None,
-    seed: Tensor | None,
-    num_queries: int,
-    num_keys: int,
-    causal: bool,
-    once: bool,
-    scale: float,
-    dropout_p: float,
-    mask_needs_grad: bool,
+def _attend_backward(
+    grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor, alone: Tensor, mask_needs_grad: bool, *inputs: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v and the float mask (empty unless asked for), in their own dtypes."""
-    grads = [torch.zeros(x.shape, dtype=torch.float32) for x in (q, k, v)]
-    with_mask = mask is not None and mask_needs_grad
-    grad_mask = torch.zeros(mask.shape if mask is not None and with_mask else (0,), dtype=torch.float32)
-    if lse.numel():
+    wanted = [*inputs[:3], _mask_or_nothing(inputs, mask_needs_grad)]
+    grads = [torch.empty(x.shape, dtype=torch.float32) for x in wanted[:3]] + [torch.zeros(wanted[3].shape)]
+    if lse.numel() == 0:
+        grads = [grad.zero_() for grad in grads]
+    else:
         kernels().backward(
-            _tensors(
-                q,
-                k,
-                v,
-                mask,
-                rounds,
-                biases,
-                skips,
-                layout,
-                offset,
-                self_keys,
-                query_positions,
-                key_positions,
-                key_mask,
-                query_mask,
-            ),
-            num_queries,
-            num_keys,
-            causal,
-            once,
-            scale,
-            dropout_p,
-            0 if seed is None else int(seed),
-            torch.get_num_threads(),
+            *_call(*inputs),
             out.detach().contiguous(),
             lse.detach().contiguous(),
-            None if self_keys is None else alone,
+            alone if alone.ndim == 3 else None,
             last_contiguous(grad_out),
             grad_lse.detach().contiguous(),
-            *grads,
-            grad_mask if with_mask else None,
+            *grads[:3],
+            grads[3] if mask_needs_grad else None,
         )
-    kinds = (q.dtype, k.dtype, v.dtype, mask.dtype if mask is not None and with_mask else torch.float32)
-    first, second, third, fourth = (x.to(kind) for x, kind in zip((*grads, grad_mask), kinds, strict=True))
+    first, second, third, fourth = (grad.to(x.dtype) for grad, x in zip(grads, wanted, strict=True))
     return first, second, third, fourth
 
 
-@attend_backward_op.register_fake
-def _(grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor, alone: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    q, k, v, mask, mask_needs_grad = *rest[:4], rest[-1]
-    grad_mask = (
-        mask.new_empty(mask.shape) if mask is not None and mask_needs_grad else q.new_empty(0, dtype=torch.float32)
-    )
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), grad_mask
+def _mask_or_nothing(inputs: tuple[Any, ...], mask_needs_grad: bool) -> Tensor:
+    q, mask = inputs[0], inputs[3]
+    return mask if mask_needs_grad else q.new_empty(0, dtype=torch.float32)
+
+
+def _empty_gradients(
+    grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor, alone: Tensor, mask_needs_grad: bool, *inputs: Any
+) -> tuple[Tensor, ...]:
+    return tuple(x.new_empty(x.shape) for x in (*inputs[:3], _mask_or_nothing(inputs, mask_needs_grad)))
+
+
+attend_op = torch.library.custom_op(
+    "coterie::attend", _attend, mutates_args=(), schema=f"({_INPUTS}) -> (Tensor, Tensor, Tensor)"
+)
+attend_op.register_fake(_empty_results)
+attend_backward_op = torch.library.custom_op(
+    "coterie::attend_backward",
+    _attend_backward,
+    mutates_args=(),
+    schema="(Tensor grad_out, Tensor grad_lse, Tensor out, Tensor lse, Tensor alone, bool mask_needs_grad, "
+    f"{_INPUTS}) -> (Tensor, Tensor, Tensor, Tensor)",
+)
+attend_backward_op.register_fake(_empty_gradients)
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    q, k, v, mask, rounds, biases, skips, layout, *rest = inputs
-    tensors, settings = rest[:7], rest[7:]
-    ctx.save_for_backward(*output, q, k, v, mask, *tensors, *rounds, *biases, *skips)
-    ctx.counts, ctx.layout, ctx.settings = (len(rounds), len(biases), len(skips)), layout, settings
+    first, lists, layout, rest = inputs[:4], inputs[4 : 4 + _LISTS], inputs[4 + _LISTS], inputs[5 + _LISTS :]
+    tensors, settings = rest[:5], rest[5:]
+    ctx.save_for_backward(*output, *first, *tensors, *[x for each in lists for x in each])
+    ctx.counts, ctx.layout, ctx.settings = [len(each) for each in lists], layout, settings
 
 
 def _differentiate(ctx: Any, grad_out: Tensor, grad_lse: Tensor, grad_alone: Any) -> tuple[Any, ...]:
-    out, lse, alone, q, k, v, mask, *rest = ctx.saved_tensors
-    tensors, lists = rest[:7], rest[7:]
-    rounds, biases, skips = ctx.counts
-    grads = attend_backward_op(
-        grad_out,
-        grad_lse,
-        out,
-        lse,
-        alone,
-        q,
-        k,
-        v,
-        mask,
-        lists[:rounds],
-        lists[rounds : rounds + biases],
-        lists[rounds + biases :],
-        ctx.layout,
-        *tensors,
-        *ctx.settings,
-        bool(ctx.needs_input_grad[3]),
-    )
+    saved = list(ctx.saved_tensors)
+    output, first, tensors, flat = saved[:3], saved[3:7], saved[7:12], iter(saved[12:])
+    lists = [[next(flat) for _ in range(count)] for count in ctx.counts]
+    inputs = (*first, *lists, ctx.layout, *tensors, *ctx.settings)
+    grads = attend_backward_op(grad_out, grad_lse, *output, bool(ctx.needs_input_grad[3]), *inputs)
     wanted = [g if need else None for g, need in zip(grads, ctx.needs_input_grad[:4], strict=True)]
-    nothing = [[None] * count for count in (rounds, biases, skips)]
+    nothing = [[None] * count for count in ctx.counts]
     return *wanted, *nothing, None, *[None] * (len(tensors) + len(ctx.settings))
 
 
@@ -348,16 +261,14 @@ def attend(
         rounds,
         biases,
         skips,
+        _flat(plan.query_means),
+        _flat(plan.key_means),
         [int(x) for x in layout],
         plan.offset,
         plan.self_keys,
-        plan.query_means.positions if plan.query_means else None,
-        plan.key_means.positions if plan.key_means else None,
         key_mask,
         query_mask,
         seed,
-        plan.num_queries,
-        plan.num_keys,
         plan.causal,
         plan.duplicates == "once",
         scale,
@@ -366,49 +277,7 @@ def attend(
     return out, lse
 
 
-@torch.library.custom_op("coterie::means", mutates_args=())
-def means_op(x: Tensor, order: Tensor, start: Tensor, stop: Tensor) -> Tensor:
-    """Segment means of rows, float32."""
-    result = x.new_empty((*start.shape, x.shape[-1]), dtype=torch.float32)
-    segments = [last_contiguous(index) for index in (order, start, stop)]
-    kernels().means(last_contiguous(x), *segments, torch.get_num_threads(), result)
-    return result
-
-
-@means_op.register_fake
-def _(x: Tensor, order: Tensor, start: Tensor, stop: Tensor) -> Tensor:
-    return x.new_empty((*start.shape, x.shape[-1]), dtype=torch.float32)
-
-
-@torch.library.custom_op("coterie::means_backward", mutates_args=())
-def means_backward_op(grad: Tensor, order: Tensor, start: Tensor, stop: Tensor, rows: int) -> Tensor:
-    """The gradient of the rows, float32."""
-    result = grad.new_zeros((*grad.shape[:2], rows, grad.shape[-1]))
-    segments = [last_contiguous(index) for index in (order, start, stop)]
-    kernels().means_backward(grad.detach().contiguous(), *segments, torch.get_num_threads(), result)
-    return result
-
-
-@means_backward_op.register_fake
-def _(grad: Tensor, order: Tensor, start: Tensor, stop: Tensor, rows: int) -> Tensor:
-    return grad.new_empty((*grad.shape[:2], rows, grad.shape[-1]))
-
-
-def _remember_segments(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-    ctx.rows, ctx.dtype = inputs[0].shape[2], inputs[0].dtype
-    ctx.save_for_backward(*inputs[1:])
-
-
-def _share(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    return means_backward_op(grad, *ctx.saved_tensors, ctx.rows).to(ctx.dtype), None, None, None
-
-
-means_op.register_autograd(_share, setup_context=_remember_segments)
-means_backward_op.register_autograd(_refuse)
-
-
-def with_means(x: Tensor, means: Means | None) -> Tensor:
-    """x with its segment means behind it, in the dtype of accumulation."""
+def _flat(means: Means | None) -> list[Tensor]:
     if means is None:
-        return x
-    return torch.cat([x.to(torch.float32), means_op(x, means.order, means.start, means.stop)], 2)
+        return []
+    return [x for x in (means.order, means.start, means.stop, means.positions) if x is not None]

@@ -255,11 +255,12 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """(out, lse) for every real and virtual query row, in the dtype of accumulation."""
     settings = Settings(plan, scale, dropout_p, seed, key_mask, query_mask)
+    q, k, v = _with_means(q, plan.query_means), _with_means(k, plan.key_means), _with_means(v, plan.key_means)
     result: tuple[Tensor, Tensor] = _Attention.apply(q, k, v, mask, settings)
     return result
 
 
-def with_means(x: Tensor, means: Means | None) -> Tensor:
+def _with_means(x: Tensor, means: Means | None) -> Tensor:
     """x with its segment means behind it, in the dtype of accumulation."""
     if means is None:
         return x
