@@ -98,17 +98,22 @@ public:
                 planes_[p * width_ + c] = static_cast<uint8_t>(centers[c * words_ + p / 16] >> (4 * (p % 16)) & 15);
     }
 
-    int64_t operator()(const uint64_t* mine) const {
+    // For each of n strings.
+    void operator()(const uint64_t* mine, int64_t n, int64_t* nearest) const {
+        int64_t i = 0;
 #if defined(__AVX2__)
-        if (quick()) return look_up(mine);
-#endif
-        int64_t best = 0;
-        int nearest = INT32_MAX;
-        for (int64_t c = 0; c < k_; c++) {
-            int d = distance(mine, centers_ + c * words_, words_);
-            if (d < nearest) nearest = d, best = c;
+        if (quick()) {
+            for (; i + 2 <= n; i += 2) look_up<2>(mine + i * words_, nearest + i);
+            for (; i < n; i++) look_up<1>(mine + i * words_, nearest + i);
         }
-        return best;
+#endif
+        for (; i < n; i++) {
+            int best = INT32_MAX;
+            for (int64_t c = 0; c < k_; c++) {
+                int d = distance(mine + i * words_, centers_ + c * words_, words_);
+                if (d < best) best = d, nearest[i] = c;
+            }
+        }
     }
 
 private:
@@ -122,46 +127,59 @@ private:
     }
 
 #if defined(__AVX2__)
-    // A nibble of the row chooses a table, a nibble of 32 centres looks up how many bits differ.
-    int64_t look_up(const uint64_t* mine) const {
-        int best = 256;
-        int64_t at = 0;
+    // A nibble of a row chooses a table, a nibble of 32 centres looks up how many bits differ. Rows share the loads.
+    template <int Many>
+    void look_up(const uint64_t* mine, int64_t* nearest) const {
+        int best[Many];
+        std::fill_n(best, Many, 256);
         for (int64_t c = 0; c < width_; c += 128) {
             switch (std::min<int64_t>(4, (width_ - c) / 32)) {
-                case 1: look_up<1>(mine, c, best, at); break;
-                case 2: look_up<2>(mine, c, best, at); break;
-                case 3: look_up<3>(mine, c, best, at); break;
-                default: look_up<4>(mine, c, best, at);
+                case 1: look_up<Many, 1>(mine, c, best, nearest); break;
+                case 2: look_up<Many, 2>(mine, c, best, nearest); break;
+                case 3: look_up<Many, 3>(mine, c, best, nearest); break;
+                default: look_up<Many, 4>(mine, c, best, nearest);
             }
         }
-        return at;
+    }
+
+    template <int Many, int Blocks>
+    void look_up(const uint64_t* mine, int64_t first, int* best, int64_t* nearest) const {
+        __m256i sums[Many][Blocks];
+        for (int r = 0; r < Many; r++)
+            for (int i = 0; i < Blocks; i++)
+                sums[r][i] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(nobody_.data() + first) + i);
+        const uint8_t* planes = planes_.data() + first;
+        for (int64_t w = 0; w < words_; w++) {
+            uint64_t word[Many];
+            for (int r = 0; r < Many; r++) word[r] = mine[r * words_ + w];
+            for (int64_t p = 16 * w; p < std::min(nibbles_, 16 * (w + 1)); p++, planes += width_)
+                for (int r = 0; r < Many; r++) {
+                    __m256i table = _mm256_load_si256(reinterpret_cast<const __m256i*>(differing.bits[word[r] & 15]));
+                    for (int i = 0; i < Blocks; i++) {
+                        __m256i plane = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(planes) + i);
+                        sums[r][i] = _mm256_add_epi8(sums[r][i], _mm256_shuffle_epi8(table, plane));
+                    }
+                    word[r] >>= 4;
+                }
+        }
+        for (int r = 0; r < Many; r++) first_least<Blocks>(sums[r], first, best[r], nearest[r]);
     }
 
     template <int Blocks>
-    void look_up(const uint64_t* mine, int64_t first, int& best, int64_t& at) const {
-        __m256i sums[Blocks];
-        auto* none = reinterpret_cast<const __m256i*>(nobody_.data() + first);
-        for (int i = 0; i < Blocks; i++) sums[i] = _mm256_loadu_si256(none + i);
-        for (int64_t p = 0; p < nibbles_; p++) {
-            uint64_t nibble = mine[p / 16] >> (4 * (p % 16)) & 15;
-            __m256i table = _mm256_load_si256(reinterpret_cast<const __m256i*>(differing.bits[nibble]));
-            auto* plane = reinterpret_cast<const __m256i*>(planes_.data() + p * width_ + first);
-            for (int i = 0; i < Blocks; i++)
-                sums[i] = _mm256_add_epi8(sums[i], _mm256_shuffle_epi8(table, _mm256_loadu_si256(plane + i)));
-        }
+    static void first_least(const __m256i* sums, int64_t first, int& best, int64_t& nearest) {
         __m256i least = sums[0];
         for (int i = 1; i < Blocks; i++) least = _mm256_min_epu8(least, sums[i]);
         __m128i half = _mm_min_epu8(_mm256_castsi256_si128(least), _mm256_extracti128_si256(least, 1));
         half = _mm_min_epu8(half, _mm_srli_epi16(half, 8));
-        int nearest = _mm_cvtsi128_si32(_mm_minpos_epu16(_mm_and_si128(half, _mm_set1_epi16(255)))) & 255;
-        if (nearest >= best) return;
-        best = nearest;
+        int found = _mm_cvtsi128_si32(_mm_minpos_epu16(_mm_and_si128(half, _mm_set1_epi16(255)))) & 255;
+        if (found >= best) return;
+        best = found;
         uint64_t equal[2] = {0, 0};
         for (int i = 0; i < Blocks; i++) {
-            __m256i same = _mm256_cmpeq_epi8(sums[i], _mm256_set1_epi8(static_cast<char>(nearest)));
+            __m256i same = _mm256_cmpeq_epi8(sums[i], _mm256_set1_epi8(static_cast<char>(found)));
             equal[i / 2] |= uint64_t{static_cast<uint32_t>(_mm256_movemask_epi8(same))} << (32 * (i % 2));
         }
-        at = first + (equal[0] ? std::countr_zero(equal[0]) : 64 + std::countr_zero(equal[1]));
+        nearest = first + (equal[0] ? std::countr_zero(equal[0]) : 64 + std::countr_zero(equal[1]));
     }
 #endif
 
@@ -235,6 +253,7 @@ inline void hamming_kmeans(const KmeansCall& call, const Rows& rows, int64_t* la
         int64_t* label = labels + bh * n;
         std::vector<int32_t> ones(k * words * 64, 0), sizes(k, 0);
         NearestBits nearest(k, words, call.bits);
+        std::vector<int64_t> found(n);
         std::fill(label, label + n, -1);
         auto count = [&](int64_t i, int64_t c, auto&& add) {
             sizes[c] = add(sizes[c], 1);
@@ -251,8 +270,9 @@ inline void hamming_kmeans(const KmeansCall& call, const Rows& rows, int64_t* la
         for (int64_t step = 0;; step++) {
             bool stable = true;
             nearest.prepare(centers.data());
+            nearest(bits.data(), n, found.data());
             for (int64_t i = 0; i < n; i++) {
-                int64_t old = label[i], best = nearest(bits.data() + i * words);
+                int64_t old = label[i], best = found[i];
                 if (best == old) continue;
                 stable = false;
                 label[i] = best;

@@ -30,8 +30,11 @@ inline float rounded(double x) {
 
 // A row as float64; what is not finite is 0.
 inline void read_double(const Rows& from, int64_t b, int64_t h, int64_t i, float* scratch, double* to) {
-    read_row(from.row(b, h, i), from.kind, from.dim, scratch);
-    for (int64_t d = 0; d < from.dim; d++) to[d] = std::isfinite(scratch[d]) ? scratch[d] : 0.0;
+    const float* row = fetch(from, b, h, i, scratch);
+    if (all_finite(row, from.dim))
+        for (int64_t d = 0; d < from.dim; d++) to[d] = row[d];
+    else
+        for (int64_t d = 0; d < from.dim; d++) to[d] = std::isfinite(row[d]) ? row[d] : 0.0;
 }
 
 
