@@ -44,45 +44,9 @@ inline double length(const float* x, int64_t dim) {
     return std::sqrt(total) * 1.001;
 }
 
-inline void assign_nearest(const double* x, int64_t rows, Candidates& centroids, const std::vector<double>& half_norms,
-                           int64_t* labels) {
-    int64_t dim = centroids.dim, count = centroids.count, stride = padded(count);
-    Buffer block(kRowBlock * dim), scores(kRowBlock * stride);
-    std::vector<float> half(half_norms.begin(), half_norms.end());
-    half.resize(stride, INFINITY);
-    for (int64_t first = 0; first < rows; first += kRowBlock) {
-        int64_t here = std::min(kRowBlock, rows - first);
-        for (int64_t i = 0; i < here * dim; i++) block[i] = static_cast<float>(x[first * dim + i]);
-        multiply<false>(here, count, dim, block, dim, 1, centroids.panels, dim, scores, stride);
-        for (int64_t i = 0; i < here; i++) {
-            const double* row = x + (first + i) * dim;
-            float* s = scores + i * stride;
-            float best = INFINITY;
-            for (int64_t c = 0; c < count; c++) {
-                s[c] = half[c] - s[c];
-                best = std::min(best, s[c]);
-            }
-            float limit = best + 2 * doubt(length(block + i * dim, dim) + centroids.longest, centroids.longest, dim);
-            int64_t label = -1, close = 0;
-            for (int64_t c = 0; c < count; c++)
-                if (!(s[c] > limit)) {
-                    close++;
-                    if (label < 0) label = c;
-                }
-            if (close > 1) {
-                float nearest = INFINITY;
-                for (int64_t c = label; c < count; c++)
-                    if (!(s[c] > limit)) {
-                        float verdict = static_cast<float>(half_norms[c] - dot(row, centroids.exact.data() + c * dim, dim));
-                        if (verdict < nearest) {
-                            nearest = verdict;
-                            label = c;
-                        }
-                    }
-            }
-            labels[first + i] = std::max<int64_t>(label, 0);
-        }
-    }
+inline void scale_to_unit(double* x, int64_t dim) {
+    double size = std::max(std::sqrt(dot(x, x, dim)), DBL_MIN);
+    for (int64_t d = 0; d < dim; d++) x[d] /= size;
 }
 
 }  // namespace coterie::COTERIE_ISA

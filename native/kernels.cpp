@@ -162,6 +162,30 @@ void check_plan(const Call& call) {
     check_segments("key_means", call.key_means, call.num_keys);
 }
 
+void check_parts(const KmeansCall& call) {
+    for (int64_t b = 0; b < call.batch; b++) {
+        const int32_t *start = call.start + b * call.parts, *stop = call.stop + b * call.parts;
+        int64_t before = 0;
+        for (int64_t p = 0; p < call.parts; before = stop[p++])
+            if (start[p] < before || start[p] > stop[p] || stop[p] > call.slots)
+                refuse("parts: expected ", before, " ≤ start ≤ stop ≤ ", call.slots, ", got start ", start[p], ", stop ", stop[p]);
+        for (int64_t i = 0; i < before; i++)
+            if (int32_t row = call.order[b * call.slots + i]; row < 0 || row >= call.x.rows)
+                refuse("parts.order: expected indices in [0, ", call.x.rows, "), got ", row);
+    }
+}
+
+void check_near(const NearCall& call) {
+    check_segments("clusters", call.clusters, call.k.rows);
+    for (int64_t i = 0; i < call.batch * call.groups; i++) {
+        if (call.seen[i] < 0 || call.seen[i] > call.visible_width)
+            refuse("seen: expected at most ", call.visible_width, ", got ", call.seen[i]);
+        for (int64_t v = call.visible_width - call.seen[i]; v < call.visible_width; v++)
+            if (int32_t id = call.visible[i * call.visible_width + v]; id < 0 || id >= call.clusters.count())
+                refuse("visible: expected indices in [0, ", call.clusters.count(), "), got ", id);
+    }
+}
+
 void run_forward(Call& call, const Forward& result) {
     check_plan(call);
     VirtualRows rows(call);

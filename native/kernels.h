@@ -25,6 +25,10 @@ const Kernels& avx512_kernels();
 // The best that this CPU runs, or the one that COTERIE_ISA in the environment names.
 const Kernels& kernels();
 
+// Throw Malformed if an index is out of range.
+void check_parts(const KmeansCall& call);
+void check_near(const NearCall& call);
+
 // Check the plan, form its virtual rows, and run.
 void run_forward(Call& call, const Forward& result);
 void run_backward(Call& call, Backward& result);

@@ -190,35 +190,48 @@ NB_MODULE(_native, m) {
         nb::gil_scoped_release free;
         kernels().planning.smyrf_orders(call, query_order.data(), key_order.data());
     });
-    m.def("euclidean_kmeans", [](Doubles x, Bytes mask, int64_t clusters, int64_t iterations, int64_t seed, int64_t layer,
-                                 int threads, Longs labels, Doubles centroids) {
-        KmeansCall call{int64_t(x.shape(0)), int64_t(x.shape(1)), int64_t(x.shape(2)), int64_t(x.shape(3)), clusters,
-                        iterations, 0, mask.data(), uint64_t(seed), layer, threads};
+    m.def("kmeans", [](Any x, Ints order, Ints start, Ints stop, std::optional<Longs> counts, std::optional<Doubles> given,
+                       int64_t clusters, int64_t iterations, int64_t sample, bool unit, bool per_head, int64_t seed, int64_t layer, int threads,
+                       Longs labels, Doubles centroids) {
+        KmeansCall call{int64_t(x.shape(0)), int64_t(x.shape(1)), int64_t(start.shape(1)), int64_t(order.shape(1)), rows_of(x),
+                        order.data(), start.data(), stop.data(), counts ? counts->data() : nullptr,
+                        given ? given->data() : nullptr, clusters, iterations, sample, unit, per_head, uint64_t(seed), layer, threads};
         nb::gil_scoped_release free;
-        kernels().planning.euclidean_kmeans(call, x.data(), labels.data(), centroids.data());
-    });
+        check_parts(call);
+        kernels().planning.kmeans(call, labels.data(), centroids.data());
+    }, nb::arg("x"), nb::arg("order"), nb::arg("start"), nb::arg("stop"), nb::arg("counts").none(), nb::arg("given").none(),
+       nb::arg("clusters"), nb::arg("iterations"), nb::arg("sample"), nb::arg("unit"), nb::arg("per_head"), nb::arg("seed"), nb::arg("layer"),
+       nb::arg("threads"), nb::arg("labels"), nb::arg("centroids"));
     m.def("hamming_kmeans", [](Any x, Bytes mask, int64_t clusters, int64_t iterations, int64_t bits, int64_t seed,
                                int64_t layer, int threads, Longs labels) {
-        KmeansCall call{int64_t(x.shape(0)), int64_t(x.shape(1)), int64_t(x.shape(2)), int64_t(x.shape(3)), clusters,
-                        iterations, bits, mask.data(), uint64_t(seed), layer, threads};
+        HammingCall call{int64_t(x.shape(0)), int64_t(x.shape(1)), int64_t(x.shape(2)), int64_t(x.shape(3)), clusters,
+                         iterations, bits, mask.data(), uint64_t(seed), layer, threads};
         Rows rows = rows_of(x);
         nb::gil_scoped_release free;
         kernels().planning.hamming_kmeans(call, rows, labels.data());
     });
     m.def("cluster_means", [](Any x, Bytes mask, Longs labels, int64_t clusters, int threads, Doubles means) {
-        KmeansCall call{int64_t(x.shape(0)), int64_t(x.shape(1)), int64_t(x.shape(2)), int64_t(x.shape(3)), clusters,
-                        0, 0, mask.data(), 0, 0, threads};
-        Rows rows = rows_of(x);
+        MeansCall call{int64_t(x.shape(0)), int64_t(x.shape(1)), clusters, rows_of(x), mask.data(), threads};
         nb::gil_scoped_release free;
-        kernels().planning.cluster_means(call, rows, labels.data(), means.data());
+        kernels().planning.cluster_means(call, labels.data(), means.data());
     });
-    m.def("top_keys", [](Doubles queries, Any k, Bytes mask, std::optional<Longs> limits, int64_t count, int threads,
+    m.def("top_keys", [](Doubles queries, Any k, Bytes mask, std::optional<Longs> limits, int64_t count, bool unit, int threads,
                          Longs top) {
         TopCall call{int64_t(queries.shape(0)), int64_t(queries.shape(1)), int64_t(k.shape(1)), int64_t(queries.shape(2)),
-                     count, rows_of(k), mask.data(), limits ? limits->data() : nullptr, threads};
+                     count, rows_of(k), mask.data(), limits ? limits->data() : nullptr, unit, threads};
         nb::gil_scoped_release free;
         kernels().planning.top_keys(call, queries.data(), top.data());
-    }, nb::arg("queries"), nb::arg("k"), nb::arg("mask"), nb::arg("limits").none(), nb::arg("count"), nb::arg("threads"), nb::arg("top"));
+    }, nb::arg("queries"), nb::arg("k"), nb::arg("mask"), nb::arg("limits").none(), nb::arg("count"), nb::arg("unit"),
+       nb::arg("threads"), nb::arg("top"));
+    m.def("near_keys", [](Doubles queries, Any k, std::vector<Ints> clusters, Ints visible, Ints seen, int64_t near, int64_t reach,
+                          int threads, Ints picks, Ints left) {
+        NearCall call{int64_t(queries.shape(0)), int64_t(queries.shape(1)), int64_t(k.shape(1)), int64_t(queries.shape(2)),
+                      int64_t(visible.shape(2)), near, reach, rows_of(k),
+                      segments_of(clusters, int64_t(k.shape(0)), int64_t(k.shape(1)), threads), visible.data(), seen.data(), threads};
+        nb::gil_scoped_release free;
+        check_near(call);
+        kernels().planning.near_keys(call, queries.data(), picks.data(), left.data());
+    });
     m.def("cross_polytope", [](Any x, Bytes mask, Longs columns, int64_t heads, int64_t rounds, int64_t seed, int64_t layer,
                                int threads, Longs buckets) {
         PolytopeCall call{int64_t(x.shape(0)), heads, int64_t(x.shape(1)), rounds, rows_of(x), mask.data(), columns.data(),

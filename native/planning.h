@@ -21,11 +21,41 @@ struct HashCall {
     int threads;
 };
 
-struct KmeansCall {
+struct HammingCall {
     int64_t batch, heads, rows, dim, clusters, iterations, bits;
     const uint8_t* mask;
     uint64_t seed;
     int64_t layer;
+    int threads;
+};
+
+// Part p of sample b holds the rows order[b, start[b, p] … stop[b, p]); parts have no row in common.
+struct KmeansCall {
+    int64_t batch, heads, parts, slots;
+    Rows x;
+    const int32_t *order, *start, *stop;
+    const int64_t* counts;  // (batch, parts): clusters of a part; null for all
+    const double* given;    // (batch, heads, parts, clusters, dim): to start from; or null
+    int64_t clusters, iterations, sample;  // train on at most `sample` rows a cluster; 0 is no limit
+    bool unit;              // rows and centroids count by their direction
+    bool per_head;          // each head draws for itself
+    uint64_t seed;
+    int64_t layer;
+    int threads;
+};
+
+struct MeansCall {
+    int64_t batch, heads, clusters;
+    Rows x;
+    const uint8_t* mask;
+    int threads;
+};
+
+struct NearCall {
+    int64_t batch, heads, key_heads, groups, visible_width, near, reach;
+    Rows k;
+    Segments clusters;
+    const int32_t *visible, *seen;  // (batch, groups, width): the last `seen` (batch, groups) of them
     int threads;
 };
 
@@ -34,6 +64,7 @@ struct TopCall {
     Rows k;
     const uint8_t* mask;
     const int64_t* limits;  // (batch, queries): how many keys a query may see; null for all
+    bool unit;              // keys count by their direction
     int threads;
 };
 
@@ -50,10 +81,11 @@ struct PolytopeCall {
 struct PlanningKernels {
     void (*order_by)(const float*, const uint8_t*, const OrderShape&, int32_t*, int);
     void (*smyrf_orders)(const HashCall&, int32_t*, int32_t*);
-    void (*euclidean_kmeans)(const KmeansCall&, const double*, int64_t*, double*);
-    void (*hamming_kmeans)(const KmeansCall&, const Rows&, int64_t*);
-    void (*cluster_means)(const KmeansCall&, const Rows&, const int64_t*, double*);
+    void (*kmeans)(const KmeansCall&, int64_t*, double*);
+    void (*hamming_kmeans)(const HammingCall&, const Rows&, int64_t*);
+    void (*cluster_means)(const MeansCall&, const int64_t*, double*);
     void (*top_keys)(const TopCall&, const double*, int64_t*);
+    void (*near_keys)(const NearCall&, const double*, int32_t*, int32_t*);
     void (*cross_polytope)(const PolytopeCall&, int64_t*);
 };
 

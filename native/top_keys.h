@@ -52,6 +52,11 @@ inline void top_keys(const TopCall& call, const double* queries, int64_t* top) {
                 }
                 read_row(call.k.row(b, hk, at + j), call.k.kind, dim, row);
                 if (!all_finite(row, dim)) zero_wild(row, dim);
+                if (call.unit) {
+                    std::copy_n(row, dim, key.data());
+                    scale_to_unit(key.data(), dim);
+                    std::copy_n(key.data(), dim, row);
+                }
                 longest = std::max(longest, length(row, dim));
             }
             transpose_to_panels(pointers.data(), keys, dim, panels);
@@ -87,6 +92,7 @@ inline void top_keys(const TopCall& call, const double* queries, int64_t* top) {
             }
             for (auto& [score, j] : found) {
                 read_double(call.k, b, hk, j, scratch.data(), key.data());
+                if (call.unit) scale_to_unit(key.data(), dim);
                 score = rounded(dot(query, key.data(), dim));
                 if (score == 0) score = 0;
             }

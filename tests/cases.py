@@ -52,6 +52,8 @@ MECHANISMS = {
     "clustered-euclidean": coterie.Clustered(clusters=7, iterations=3, space="euclidean"),
     "improved": coterie.ImprovedClustered(clusters=7, topk=9, iterations=3),
     "improved-euclidean": coterie.ImprovedClustered(clusters=7, topk=9, iterations=3, space="euclidean"),
+    "near-far": coterie.NearFar(near=9, chunk=16),
+    "near-far-strict": coterie.NearFar(near=5, query_clusters=3, key_clusters=6, chunk=8, strict=True),
     "reformer": coterie.Reformer(rounds=2, chunk_size=16),
     "reformer-strict": coterie.Reformer(rounds=2, chunk_size=16, strict=True),
     "routing": coterie.Routing(clusters=5, window=20, iterations=3),
@@ -61,8 +63,8 @@ MECHANISMS = {
     "full": coterie.Full(),
 }
 CAUSAL = {name: m for name, m in MECHANISMS.items() if m.causality != "none"}
-STRICT = {name: MECHANISMS[name] for name in ("reformer-strict", "local", "longformer", "topk", "full")}
-MEANS = {name: m for name, m in MECHANISMS.items() if m.causality == "none"}
+STRICT = {name: MECHANISMS[name] for name in ("near-far-strict", "reformer-strict", "local", "longformer", "topk", "full")}
+MEANS = {name: m for name, m in MECHANISMS.items() if name.startswith(("clustered", "improved", "near-far"))}
 
 
 def tensors(batch=2, heads=2, queries=63, keys=None, dim=8, value_dim=None, key_heads=None, dtype=None, seed=0):

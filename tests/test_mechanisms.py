@@ -373,10 +373,12 @@ def test_the_public_defaults():
     assert coterie.Smyrf() == coterie.Smyrf(4, 64, "smyrf", "projection", "count", 0, False)
     assert coterie.Clustered() == coterie.Clustered(100, 10, "hamming", 63, 0)
     assert coterie.ImprovedClustered() == coterie.ImprovedClustered(100, 32, 10, "hamming", 63, 0)
+    assert coterie.NearFar() == coterie.NearFar(64, "auto", "auto", 3, 128, False, 0)
     assert coterie.Reformer() == coterie.Reformer(4, 64, False, 0)
     assert coterie.TopK() == coterie.TopK(32)
-    assert list(coterie.list_mechanisms())[:9] == [
-        "smyrf", "clustered", "improved-clustered", "reformer", "routing", "local", "longformer", "topk", "full",
+    assert list(coterie.list_mechanisms())[:10] == [
+        "smyrf", "clustered", "improved-clustered", "near-far", "reformer", "routing", "local", "longformer", "topk",
+        "full",
     ]  # fmt: skip
 
 
@@ -395,6 +397,12 @@ BAD = [
     (lambda: coterie.Clustered(space="x"), ValueError, r"space: expected one of 'hamming', 'euclidean', got 'x'"),
     (lambda: coterie.Clustered(bits=0), ValueError, r"bits: expected an int ≥ 1, got 0"),
     (lambda: coterie.ImprovedClustered(topk=0), ValueError, r"topk: expected an int ≥ 1, got 0"),
+    (lambda: coterie.NearFar(near=-1), ValueError, r"near: expected an int ≥ 0, got -1"),
+    (lambda: coterie.NearFar(query_clusters=0), ValueError, r"query_clusters: expected an int ≥ 1, got 0"),
+    (lambda: coterie.NearFar(key_clusters="x"), ValueError, r"key_clusters: expected an int ≥ 1 or 'auto', got 'x'"),
+    (lambda: coterie.NearFar(key_clusters=2.5), TypeError, r"key_clusters: expected an int, got float"),
+    (lambda: coterie.NearFar(chunk=0), ValueError, r"chunk: expected an int ≥ 1, got 0"),
+    (lambda: coterie.NearFar(strict=1), TypeError, r"strict: expected a bool, got int"),
     (lambda: coterie.Reformer(chunk_size=0), ValueError, r"chunk_size: expected an int ≥ 1, got 0"),
     (lambda: coterie.Reformer(strict="yes"), TypeError, r"strict: expected a bool, got str"),
     (lambda: coterie.Routing(window=0), ValueError, r"window: expected an int ≥ 1, got 0"),

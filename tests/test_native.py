@@ -212,7 +212,7 @@ quiet = pytest.mark.filterwarnings("ignore")  # torch.compile warns about its ow
 
 
 @quiet
-@pytest.mark.parametrize("name", ["smyrf", "improved", "reformer-strict", "routing", "longformer"])
+@pytest.mark.parametrize("name", ["smyrf", "improved", "near-far", "reformer-strict", "routing", "longformer"])
 def test_compiles_to_one_graph(name):
     torch._dynamo.reset()
     q, k, v = (x.requires_grad_() for x in tensors(2, 4, 50, dim=16, key_heads=2, dtype=torch.float32))
@@ -285,8 +285,12 @@ def test_opcheck():
     torch.library.opcheck(planning.smyrf_orders_op, (*plain, real, real, groups, seed, 2, 0, False, 0))
     torch.library.opcheck(planning.cross_polytope_op, (plain[0], real, torch.tensor([3]), seed, 2, 2, 0))
     torch.library.opcheck(planning.hamming_kmeans_op, (plain[0], real, seed, 4, 2, 9, 0))
-    torch.library.opcheck(planning.euclidean_kmeans_op, (plain[0].double(), real, seed, 4, 2, 0))
-    torch.library.opcheck(planning.top_keys_op, (plain[0].double(), plain[1], real, None, 5))
+    bounds = [torch.tensor(x, dtype=torch.int32) for x in ([list(range(20))], [[0, 7]], [[7, 20]])]
+    torch.library.opcheck(planning.kmeans_op, (plain[0], *bounds, None, None, seed, 4, 2, 3, False, True, 0))
+    torch.library.opcheck(planning.top_keys_op, (plain[0].double(), plain[1], real, None, 5, False))
+    clusters = [order, torch.tensor([[[0, 7]] * 2], dtype=torch.int32), torch.tensor([[[7, 20]] * 2], dtype=torch.int32)]
+    visible = torch.tensor([[[0, 1]] * 20], dtype=torch.int32), torch.full((1, 20), 2, dtype=torch.int32)
+    torch.library.opcheck(planning.near_keys_op, (plain[0].double(), plain[1], clusters, *visible, 4, 9))
     torch.library.opcheck(planning.order_by_op, (torch.randn(2, 9), torch.ones(2, 9, dtype=torch.bool)))
     labels = torch.zeros(1, 2, 20, dtype=torch.int64)
     torch.library.opcheck(planning.cluster_means_op, (plain[0], real, labels, 3))

@@ -15,14 +15,48 @@ from coterie.grouping import compact
 _BUDGET = 1 << 22  # distances in memory at a time
 
 
-def starts(mask: Tensor, heads: int, clusters: int, *, seed: int | Tensor, layer: int) -> Tensor:
-    """Tokens to start from, (B, H, clusters): one drawn from each of `clusters` equal spans of the real tokens."""
+def starts(
+    mask: Tensor,
+    heads: int,
+    clusters: int,
+    *,
+    seed: int | Tensor,
+    layer: int,
+    counts: Tensor | None = None,
+    stream: Stream = Stream.STARTS,
+) -> Tensor:
+    """Tokens to start from, (B, H, clusters): one drawn from each of `clusters` equal spans of the real tokens.
+
+    `counts` (B,): how many of the clusters a sample uses; the rest are not meant to be read.
+    """
     order, count = compact(mask)
-    within = draws.uniform(Stream.STARTS, (heads, clusters), seed=seed, layer=layer, device=mask.device)
-    step = torch.arange(clusters + 1, device=mask.device) * count[:, None, None] // clusters
-    first, size = step[..., :-1], (step[..., 1:] - step[..., :-1]).clamp(min=1)
-    ranks = torch.minimum(first + (within * size).long(), (count[:, None, None] - 1).clamp(min=0))
+    ranks = _one_of_each_span(count, heads, clusters, counts, stream, seed, layer)
     return order[:, None, :].expand(-1, heads, -1).long().gather(-1, ranks)
+
+
+def _one_of_each_span(
+    count: Tensor, heads: int, spans: int, used: Tensor | None, stream: Stream, seed: int | Tensor, layer: int
+) -> Tensor:
+    within = draws.uniform(stream, (heads, spans), seed=seed, layer=layer, device=count.device)
+    each = torch.full_like(count, spans) if used is None else used
+    step = torch.arange(spans + 1, device=count.device) * count[:, None, None] // each.clamp(min=1)[:, None, None]
+    first, size = step[..., :-1], (step[..., 1:] - step[..., :-1]).clamp(min=1)
+    return torch.minimum(first + (within * size).long(), (count[:, None, None] - 1).clamp(min=0))
+
+
+def training_sample(
+    mask: Tensor, heads: int, size: int, sizes: Tensor, *, seed: int | Tensor, layer: int
+) -> tuple[Tensor, Tensor]:
+    """Tokens to train centroids on, (B, H, size), and which of these slots are used, (B, size).
+
+    All real tokens of a sample that has at most `sizes` (B,) of them, otherwise one from each of so many equal spans.
+    """
+    order, count = compact(mask)
+    drawn = _one_of_each_span(count, heads, size, sizes, Stream.SAMPLE, seed, layer)
+    slot = torch.arange(size, device=mask.device)
+    ranks = torch.where((count <= sizes)[:, None, None], slot.clamp(max=max(0, mask.shape[-1] - 1)), drawn)
+    rows = order[:, None, :].expand(-1, heads, -1).long().gather(-1, ranks)
+    return rows, slot < torch.minimum(count, sizes)[:, None]
 
 
 def _take(x: Tensor, index: Tensor) -> Tensor:
@@ -39,9 +73,12 @@ def member_sums(x: Tensor, labels: Tensor, mask: Tensor, clusters: int) -> tuple
     return sums[:, :, :-1], counts[:, :, :-1, None]
 
 
-def nearest(x: Tensor, centroids: Tensor) -> Tensor:
-    """The nearest centroid of each row, ties to the first: (B, H, N)."""
+def nearest(x: Tensor, centroids: Tensor, counts: Tensor | None = None) -> Tensor:
+    """The nearest centroid of each row, ties to the first: (B, H, N). `counts` (B,): how many centroids there are."""
     half_norms = (centroids * centroids).sum(-1)[:, :, None, :] / 2
+    if counts is not None:
+        unused = torch.arange(centroids.shape[2], device=x.device) >= counts[:, None]
+        half_norms = half_norms.masked_fill(unused[:, None, None, :], float("inf"))
     size = max(1, _BUDGET // max(1, x.shape[0] * x.shape[1] * centroids.shape[2]))
     # ‖x − c‖² is smallest where ‖c‖²/2 − x·c is.
     parts = [(half_norms - part @ centroids.mT).to(torch.float32).argmin(-1) for part in x.split(size, 2)]
@@ -49,16 +86,42 @@ def nearest(x: Tensor, centroids: Tensor) -> Tensor:
 
 
 def euclidean_kmeans(
-    x: Tensor, mask: Tensor, clusters: int, iterations: int, *, seed: int | Tensor, layer: int
+    x: Tensor,
+    mask: Tensor,
+    clusters: int,
+    iterations: int,
+    *,
+    seed: int | Tensor,
+    layer: int,
+    counts: Tensor | None = None,
+    sample: int = 0,
+    centroids: Tensor | None = None,
+    per_head: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Labels (B, H, N) and centroids (B, H, clusters, D); an empty cluster keeps its centroid. O(N·C·D) a pass."""
+    """Labels (B, H, N) and centroids (B, H, clusters, D); an empty cluster keeps its centroid. O(N·C·D) a pass.
+
+    Args:
+        counts: (B,), how many of the clusters a sample uses; all by default.
+        sample: train on at most so many tokens a cluster, and look at all of them once, at the end; 0 is no limit.
+        centroids: to start from, in the place of tokens.
+        per_head: each head draws its own tokens to start from and to train on.
+    """
     if x.shape[2] == 0:
         return x.new_zeros(x.shape[:3], dtype=torch.int64), x.new_zeros(*x.shape[:2], clusters, x.shape[-1])
-    centroids = _take(x, starts(mask, x.shape[1], clusters, seed=seed, layer=layer))
+    heads = x.shape[1] if per_head else 1
+    if centroids is None:
+        first = starts(mask, heads, clusters, seed=seed, layer=layer, counts=counts)
+        centroids = _take(x, first.expand(-1, x.shape[1], -1))
+    rows, real = x, mask
+    if sample and iterations:
+        sizes = sample * (torch.full_like(mask.sum(-1), clusters) if counts is None else counts)
+        room = min(sample * clusters, x.shape[2])
+        chosen, real = training_sample(mask, heads, room, sizes, seed=seed, layer=layer)
+        rows = _take(x, chosen.expand(-1, x.shape[1], -1))
     for _ in range(iterations):
-        sums, counts = member_sums(x, nearest(x, centroids), mask, clusters)
-        centroids = torch.where(counts > 0, sums / counts.clamp(min=1), centroids)
-    return nearest(x, centroids), centroids
+        sums, sizes = member_sums(rows, nearest(rows, centroids, counts), real, clusters)
+        centroids = torch.where(sizes > 0, sums / sizes.clamp(min=1), centroids)
+    return nearest(x, centroids, counts), centroids
 
 
 def hamming_kmeans(

@@ -25,6 +25,7 @@ class Stream(IntEnum):
     HYPERPLANE = 4
     STARTS = 5
     DROPOUT = 6
+    SAMPLE = 7
 
 
 def _multiply(a: int, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,8 +7,35 @@ backend), and equal rows get equal scores; what still ties is decided by positio
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """Parts of a sequence: part p of sample b holds the rows order[b, start[b, p] : stop[b, p]]."""
+
+    order: Tensor  # (B, M) int32
+    start: Tensor  # (B, P) int32
+    stop: Tensor
+
+    @staticmethod
+    def whole(mask: Tensor) -> Parts:
+        """All real rows of a (B, N) mask as one part."""
+        order, count = compact(mask)
+        zero = torch.zeros_like(count)[:, None]
+        return Parts(order, zero.to(torch.int32), count[:, None].to(torch.int32))
+
+    def rows(self) -> tuple[Tensor, Tensor]:
+        """The rows of each part, (B, P, longest) int64, and which of these slots are used."""
+        longest = int((self.stop - self.start).max()) if self.start.numel() else 0
+        slot = self.start[..., None].long() + torch.arange(longest, device=self.order.device)
+        used = slot < self.stop[..., None]
+        slot = torch.where(used, slot, 0)
+        rows = self.order[:, None, :].expand(-1, slot.shape[1], -1).gather(-1, slot) if self.order.shape[-1] else slot
+        return rows.long(), used
 
 
 def rounded(scores: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from coterie.mechanisms.smyrf import Smyrf
 
 from coterie.mechanisms.clustered import Clustered  # isort: skip
 from coterie.mechanisms.improved_clustered import ImprovedClustered  # isort: skip
+from coterie.mechanisms.near_far import NearFar  # isort: skip
 from coterie.mechanisms.reformer import Reformer  # isort: skip
 from coterie.mechanisms.routing import Routing  # isort: skip
 from coterie.mechanisms.local import Local  # isort: skip
@@ -19,6 +20,7 @@ __all__ = [
     "Local",
     "Longformer",
     "Mechanism",
+    "NearFar",
     "Reformer",
     "Routing",
     "Smyrf",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from coterie.errors import expect_choice, expect_int
-from coterie.grouping import compact
+from coterie.grouping import Parts, compact
 from coterie.mechanisms.base import Mechanism, Tokens, register
 from coterie.plan import Means, Plan, Round
 
@@ -71,7 +71,11 @@ class QueryClustering(Mechanism):
 
     @staticmethod
     def _cluster(tokens: Tokens, clusters: int, iterations: int, space: str, bits: int, seed: int) -> QueryClusters:
-        labels = tokens.steps.cluster_queries(tokens, clusters, iterations, space, bits, seed)
+        if space == "hamming":
+            labels = tokens.steps.hamming_clusters(tokens, clusters, iterations, bits, seed)
+        else:
+            parts = Parts.whole(tokens.query_mask)
+            labels, _ = tokens.steps.kmeans(tokens.raw_q, parts, clusters, iterations, seed=seed, layer=tokens.layer)
         order, offsets = tokens.steps.group_by(labels, tokens.query_mask[:, None], clusters)
         return QueryClusters(labels, order, offsets)
 

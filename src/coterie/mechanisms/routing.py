@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 
 from coterie.errors import expect_int
-from coterie.hashing import unit
 from coterie.mechanisms.base import Mechanism, Tokens, register
 from coterie.plan import Plan, Round
 
@@ -47,11 +46,10 @@ class Routing(Mechanism):
         expect_int("seed", self.seed, at_least=0, at_most=2**63 - 1)
 
     def build(self, tokens: Tokens) -> Plan:
-        q, k = unit(tokens.q), unit(tokens.k)
-        centroids, labels = tokens.steps.routing_centroids(tokens, q, k, self.clusters, self.iterations, self.seed)
+        centroids, labels = tokens.steps.routing_centroids(tokens, self.clusters, self.iterations, self.seed)
         query_order, query_offsets = tokens.steps.group_by(labels, tokens.query_mask[:, None], self.clusters)
         width = min(self.window, tokens.sizes.keys)
-        top = tokens.steps.top_keys(tokens, centroids, width, keys=k)
+        top = tokens.steps.top_keys(tokens, centroids, width, unit=True)
         count = tokens.real_keys[1].clamp(max=width)[:, None]
         start = (torch.arange(self.clusters, device=tokens.device) * width).expand(tokens.sizes.batch, -1)
         return tokens.plan(

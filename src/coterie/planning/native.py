@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from coterie import hashing
 from coterie.engine.native import kernels, last_contiguous, mask_bytes
+from coterie.grouping import Parts
+from coterie.plan import Means
 
 if TYPE_CHECKING:
     from coterie.mechanisms.base import Tokens
@@ -16,8 +18,10 @@ if TYPE_CHECKING:
 __all__ = [
     "buckets",
     "cluster_means",
-    "cluster_queries",
     "group_by",
+    "hamming_clusters",
+    "kmeans",
+    "near_keys",
     "order_by",
     "routing_centroids",
     "smyrf_orders",
@@ -168,18 +172,42 @@ def _(x: Tensor, mask: Tensor, seed: Tensor, clusters: int, iterations: int, bit
     return x.new_empty(x.shape[:3], dtype=torch.int64)
 
 
-@torch.library.custom_op("coterie::euclidean_kmeans", mutates_args=())
-def euclidean_kmeans_op(
-    x: Tensor, mask: Tensor, seed: Tensor, clusters: int, iterations: int, layer: int
+def hamming_clusters(tokens: Tokens, clusters: int, iterations: int, bits: int, seed: int) -> Tensor:
+    """The cluster of each query, (B, H, Nq), by the signs of random projections."""
+    labels: Tensor = hamming_kmeans_op(
+        tokens.raw_q, tokens.query_mask, _seed(seed), clusters, iterations, bits, tokens.layer
+    )
+    return labels
+
+
+def _kmeans(
+    x: Tensor,
+    order: Tensor,
+    start: Tensor,
+    stop: Tensor,
+    counts: Tensor | None,
+    given: Tensor | None,
+    seed: Tensor,
+    clusters: int,
+    iterations: int,
+    sample: int,
+    unit: bool,
+    per_head: bool,
+    layer: int,
 ) -> tuple[Tensor, Tensor]:
-    labels, centroids = _clusters(x, clusters)
-    if x.shape[2] == 0:
-        return labels, centroids.zero_()
-    kernels().euclidean_kmeans(
-        x.contiguous(),
-        mask_bytes(mask),
+    labels, centroids = _clusters(x, order, start, stop, counts, given, seed, clusters)
+    kernels().kmeans(
+        last_contiguous(x),
+        order.contiguous(),
+        start.contiguous(),
+        stop.contiguous(),
+        None if counts is None else counts.contiguous(),
+        None if given is None else given.contiguous(),
         clusters,
         iterations,
+        sample,
+        unit,
+        per_head,
         int(seed),
         layer,
         torch.get_num_threads(),
@@ -189,23 +217,47 @@ def euclidean_kmeans_op(
     return labels, centroids
 
 
-def _clusters(x: Tensor, clusters: int) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape[:3], dtype=torch.int64), x.new_empty((*x.shape[:2], clusters, x.shape[3]))
+def _clusters(
+    x: Tensor,
+    order: Tensor,
+    start: Tensor,
+    stop: Tensor,
+    counts: Tensor | None,
+    given: Tensor | None,
+    seed: Tensor,
+    clusters: int,
+    *rest: Any,
+) -> tuple[Tensor, Tensor]:
+    return (
+        x.new_empty(x.shape[:3], dtype=torch.int64),
+        x.new_empty((*x.shape[:2], start.shape[1] * clusters, x.shape[3]), dtype=torch.float64),
+    )
 
 
-@euclidean_kmeans_op.register_fake
-def _(x: Tensor, mask: Tensor, seed: Tensor, clusters: int, iterations: int, layer: int) -> tuple[Tensor, Tensor]:
-    return _clusters(x, clusters)
+kmeans_op = torch.library.custom_op("coterie::kmeans", _kmeans, mutates_args=())
+kmeans_op.register_fake(_clusters)
 
 
-def cluster_queries(tokens: Tokens, clusters: int, iterations: int, space: str, bits: int, seed: int) -> Tensor:
-    """The cluster of each query, (B, H, Nq)."""
-    mask, layer, drawn = tokens.query_mask, tokens.layer, _seed(seed)
-    if space == "hamming":
-        labels: Tensor = hamming_kmeans_op(tokens.raw_q, mask, drawn, clusters, iterations, bits, layer)
-    else:
-        labels = euclidean_kmeans_op(tokens.q, mask, drawn, clusters, iterations, layer)[0]
-    return labels
+def kmeans(
+    x: Tensor,
+    parts: Parts,
+    clusters: int,
+    iterations: int,
+    *,
+    seed: int | Tensor,
+    layer: int,
+    counts: Tensor | None = None,
+    sample: int = 0,
+    centroids: Tensor | None = None,
+    unit: bool = False,
+    per_head: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """Euclidean k-means inside each of the parts of a sequence; `unit`: rows and centroids are scaled to length 1."""
+    bounds = (parts.order, parts.start, parts.stop)
+    found: tuple[Tensor, Tensor] = kmeans_op(
+        x, *bounds, counts, centroids, _seed(seed), clusters, iterations, sample, unit, per_head, layer
+    )
+    return found
 
 
 @torch.library.custom_op("coterie::cluster_means", mutates_args=())
@@ -222,32 +274,31 @@ def _(x: Tensor, mask: Tensor, labels: Tensor, clusters: int) -> Tensor:
     return x.new_empty((*x.shape[:2], clusters, x.shape[3]), dtype=torch.float64)
 
 
-def cluster_means(tokens: Tokens, labels: Tensor, clusters: int) -> Tensor:
+def cluster_means(tokens: Tokens, labels: Tensor, clusters: int, *, mask: Tensor | None = None) -> Tensor:
     """The mean query of each cluster, (B, H, clusters, D) float64; an empty one is 0."""
-    means: Tensor = cluster_means_op(tokens.raw_q, tokens.query_mask, labels, clusters)
+    means: Tensor = cluster_means_op(tokens.raw_q, tokens.query_mask if mask is None else mask, labels, clusters)
     return means
 
 
-def routing_centroids(
-    tokens: Tokens, q: Tensor, k: Tensor, clusters: int, iterations: int, seed: int
-) -> tuple[Tensor, Tensor]:
+def routing_centroids(tokens: Tokens, clusters: int, iterations: int, seed: int) -> tuple[Tensor, Tensor]:
     """Unit centroids of unit queries and keys together, (B, H, clusters, D), and each query's nearest, (B, H, Nq)."""
-    mask = torch.cat([tokens.query_mask, tokens.key_mask], -1)
-    both = torch.cat([q, k], 2)
-    _, centroids = euclidean_kmeans_op(both, mask, _seed(seed), clusters, iterations, tokens.layer)
-    centroids = hashing.unit(centroids)
-    return centroids, (0.5 * (centroids * centroids).sum(-1)[:, :, None] - q @ centroids.mT).float().argmin(-1)
+    keys = tokens.raw_k.repeat_interleave(tokens.sizes.heads // tokens.sizes.key_heads, 1)
+    parts = Parts.whole(torch.cat([tokens.query_mask, tokens.key_mask], -1))
+    both = torch.cat([tokens.raw_q, keys], 2)
+    labels, centroids = kmeans(both, parts, clusters, iterations, seed=seed, layer=tokens.layer, unit=True)
+    return centroids, labels[:, :, : tokens.sizes.queries]
 
 
 @torch.library.custom_op("coterie::top_keys", mutates_args=())
-def top_keys_op(queries: Tensor, k: Tensor, mask: Tensor, limits: Tensor | None, count: int) -> Tensor:
-    top = queries.new_empty((*queries.shape[:3], count), dtype=torch.int64)
+def top_keys_op(queries: Tensor, k: Tensor, mask: Tensor, limits: Tensor | None, count: int, unit: bool) -> Tensor:
+    top = _empty_top(queries, k, mask, limits, count, unit)
     kernels().top_keys(
         queries.contiguous(),
         last_contiguous(k),
         mask_bytes(mask),
         None if limits is None else limits.contiguous(),
         count,
+        unit,
         torch.get_num_threads(),
         top,
     )
@@ -255,18 +306,58 @@ def top_keys_op(queries: Tensor, k: Tensor, mask: Tensor, limits: Tensor | None,
 
 
 @top_keys_op.register_fake
-def _(queries: Tensor, k: Tensor, mask: Tensor, limits: Tensor | None, count: int) -> Tensor:
+def _empty_top(queries: Tensor, k: Tensor, mask: Tensor, limits: Tensor | None, count: int, unit: bool) -> Tensor:
     return queries.new_empty((*queries.shape[:3], count), dtype=torch.int64)
 
 
 def top_keys(
-    tokens: Tokens, queries: Tensor, count: int, *, keys: Tensor | None = None, causal: bool = False
+    tokens: Tokens, queries: Tensor, count: int, *, unit: bool = False, causal: bool = False
 ) -> Tensor:
     """The `count` real keys with the largest product with each row of `queries` (B, H, C, D), best first."""
-    keys = tokens.raw_k if keys is None else keys.float()
     limits = tokens.query_positions.long() + 1 if causal else None
-    top: Tensor = top_keys_op(queries, keys, tokens.key_mask, limits, count)
+    top: Tensor = top_keys_op(queries, tokens.raw_k, tokens.key_mask, limits, count, unit)
     return top
+
+
+@torch.library.custom_op("coterie::near_keys", mutates_args=())
+def near_keys_op(
+    queries: Tensor, k: Tensor, clusters: list[Tensor], visible: Tensor, seen: Tensor, near: int, reach: int
+) -> tuple[Tensor, Tensor]:
+    found = _empty_near(queries, k, clusters, visible, seen, near, reach)
+    kernels().near_keys(
+        queries.contiguous(),
+        last_contiguous(k),
+        [last_contiguous(x) for x in clusters],
+        visible.contiguous(),
+        seen.contiguous(),
+        near,
+        reach,
+        torch.get_num_threads(),
+        *found,
+    )
+    return found
+
+
+@near_keys_op.register_fake
+def _empty_near(
+    queries: Tensor, k: Tensor, clusters: list[Tensor], visible: Tensor, seen: Tensor, near: int, reach: int
+) -> tuple[Tensor, Tensor]:
+    rows = queries.shape[:3]
+    return (
+        queries.new_empty((*rows, near), dtype=torch.int32),
+        queries.new_empty((*rows, visible.shape[-1]), dtype=torch.int32),
+    )
+
+
+def near_keys(
+    tokens: Tokens, queries: Tensor, clusters: Means, visible: Tensor, seen: Tensor, near: int, reach: int
+) -> tuple[Tensor, Tensor]:
+    """The best keys of each group of queries, and how many keys they leave to each cluster."""
+    members = [clusters.order, clusters.start, clusters.stop]
+    found: tuple[Tensor, Tensor] = near_keys_op(
+        queries, tokens.raw_k, members, visible, seen.to(torch.int32), near, reach
+    )
+    return found
 
 
 @torch.library.custom_op("coterie::order_by", mutates_args=())

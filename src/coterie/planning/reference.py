@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from coterie import clustering, draws, hashing
 from coterie.draws import Stream
-from coterie.grouping import group_by, order_by, top_indices
+from coterie.grouping import Parts, group_by, order_by, top_indices
+from coterie.plan import Means
 
 if TYPE_CHECKING:
     from coterie.mechanisms.base import Tokens
@@ -19,8 +20,10 @@ _BUDGET = 1 << 22  # scores in memory at a time
 __all__ = [
     "buckets",
     "cluster_means",
-    "cluster_queries",
     "group_by",
+    "hamming_clusters",
+    "kmeans",
+    "near_keys",
     "order_by",
     "routing_centroids",
     "smyrf_orders",
@@ -63,39 +66,81 @@ def buckets(
     return found[0], found[1]
 
 
-def cluster_queries(tokens: Tokens, clusters: int, iterations: int, space: str, bits: int, seed: int) -> Tensor:
-    """The cluster of each query, (B, H, Nq)."""
-    mask, layer = tokens.query_mask, tokens.layer
-    if space == "hamming":
-        return clustering.hamming_kmeans(tokens.q, mask, clusters, iterations, bits, seed=seed, layer=layer)
-    return clustering.euclidean_kmeans(tokens.q, mask, clusters, iterations, seed=seed, layer=layer)[0]
+def hamming_clusters(tokens: Tokens, clusters: int, iterations: int, bits: int, seed: int) -> Tensor:
+    """The cluster of each query, (B, H, Nq), by the signs of random projections."""
+    return clustering.hamming_kmeans(
+        tokens.q, tokens.query_mask, clusters, iterations, bits, seed=seed, layer=tokens.layer
+    )
 
 
-def cluster_means(tokens: Tokens, labels: Tensor, clusters: int) -> Tensor:
-    """The mean query of each cluster, (B, H, clusters, D) float64; an empty one is 0."""
-    sums, counts = clustering.member_sums(tokens.q, labels, tokens.query_mask, clusters)
+def kmeans(x: Tensor, parts: Parts, clusters: int, iterations: int, **options: Any) -> tuple[Tensor, Tensor]:
+    """Euclidean k-means inside each of the parts of a sequence.
+
+    Args:
+        x: (B, heads, N, D) rows; what is not finite counts as 0.
+        parts: which rows belong together.
+        clusters: in a part, at most.
+        options: of `clustering.euclidean_kmeans`; `counts` is (B, parts), `centroids` (B, heads, parts · clusters, D).
+
+    Returns:
+        labels (B, heads, N) in [0, clusters), by row, 0 for rows of no part; centroids like those of the options.
+    """
+    batch, heads, length, dim = x.shape
+    rows, used = parts.rows()
+    count = rows.shape[1]
+    if rows.numel() == 0:
+        return x.new_zeros(x.shape[:3], dtype=torch.int64), x.new_zeros(
+            batch, heads, count * clusters, dim, dtype=torch.float64
+        )
+    counts, centroids = options.pop("counts", None), options.pop("centroids", None)
+    index = rows.flatten(1)[:, None, :, None].expand(-1, heads, -1, dim)
+    wide = torch.where(x.isfinite(), x, 0).to(torch.float64)
+    inside = wide.gather(2, index).view(batch, heads, count, -1, dim).transpose(1, 2).flatten(0, 1)
+    inside = inside.masked_fill(~used.flatten(0, 1)[:, None, :, None], 0)
+    if centroids is not None:
+        centroids = centroids.view(batch, heads, count, clusters, dim).transpose(1, 2).flatten(0, 1)
+    found, means = clustering.euclidean_kmeans(
+        inside,
+        used.flatten(0, 1),
+        clusters,
+        iterations,
+        counts=None if counts is None else counts.flatten(),
+        centroids=centroids,
+        **options,
+    )
+    found = found.view(batch, count, heads, -1).transpose(1, 2).flatten(2)
+    # Unused slots write behind the end.
+    target = torch.where(used, rows, length).flatten(1)[:, None].expand_as(found)
+    labels = found.new_zeros(batch, heads, length + 1).scatter(2, target, found)[..., :-1]
+    return labels, means.view(batch, count, heads, clusters, dim).transpose(1, 2).flatten(2, 3)
+
+
+def cluster_means(tokens: Tokens, labels: Tensor, clusters: int, *, mask: Tensor | None = None) -> Tensor:
+    """The mean query of each cluster, (B, H, clusters, D) float64; an empty one is 0.
+
+    `mask` (B, Nq): the queries that count, if not all real ones.
+    """
+    sums, counts = clustering.member_sums(tokens.q, labels, tokens.query_mask if mask is None else mask, clusters)
     return sums / counts.clamp(min=1)
 
 
-def routing_centroids(
-    tokens: Tokens, q: Tensor, k: Tensor, clusters: int, iterations: int, seed: int
-) -> tuple[Tensor, Tensor]:
+def routing_centroids(tokens: Tokens, clusters: int, iterations: int, seed: int) -> tuple[Tensor, Tensor]:
     """Unit centroids of unit queries and keys together, (B, H, clusters, D), and each query's nearest, (B, H, Nq)."""
-    mask = torch.cat([tokens.query_mask, tokens.key_mask], -1)
-    both = torch.cat([q, k], 2)
+    q, mask = hashing.unit(tokens.q), torch.cat([tokens.query_mask, tokens.key_mask], -1)
+    both = torch.cat([q, hashing.unit(tokens.k)], 2)
     _, centroids = clustering.euclidean_kmeans(both, mask, clusters, iterations, seed=seed, layer=tokens.layer)
     centroids = hashing.unit(centroids)
     return centroids, clustering.nearest(q, centroids)
 
 
 def top_keys(
-    tokens: Tokens, queries: Tensor, count: int, *, keys: Tensor | None = None, causal: bool = False
+    tokens: Tokens, queries: Tensor, count: int, *, unit: bool = False, causal: bool = False
 ) -> Tensor:
     """The `count` real keys with the largest product with each row of `queries` (B, H, C, D), best first.
 
-    `keys` (B, H, Nk, D): other vectors in the place of the keys. `causal`: row i sees what query i sees.
+    `unit`: keys count by their direction alone. `causal`: row i sees what query i sees.
     """
-    keys = tokens.k if keys is None else keys
+    keys = hashing.unit(tokens.k) if unit else tokens.k
     positions = torch.arange(tokens.sizes.keys, device=tokens.device)
     rows = max(1, _BUDGET // max(1, tokens.sizes.batch * tokens.sizes.heads * tokens.sizes.keys))
     tops = []
@@ -107,3 +152,72 @@ def top_keys(
     if not tops:
         return torch.zeros(*queries.shape[:3], count, dtype=torch.int64, device=tokens.device)
     return torch.cat(tops, 2)
+
+
+def near_keys(
+    tokens: Tokens, queries: Tensor, clusters: Means, visible: Tensor, seen: Tensor, near: int, reach: int
+) -> tuple[Tensor, Tensor]:
+    """The best keys of each group of queries, and how many keys they leave to each cluster.
+
+    Args:
+        queries: (B, H, G, D) float64, what stands for each group, scale included.
+        clusters: the keys of each cluster, per key head; those that a group sees have no key in common.
+        visible: (B, G, V) the clusters that a group sees: the last `seen` (B, G) of them.
+        near: how many keys to pick; fewer where a group sees fewer.
+        reach: clusters are searched in the order of their mean key's product until they hold so many keys.
+
+    Returns:
+        (B, H, G, near) int32 keys, best first, and (B, H, G, V) int32 keys left of each visible cluster.
+    """
+    sizes = tokens.sizes
+    share = sizes.heads // sizes.key_heads
+    start, stop = (x.repeat_interleave(share, 1).long() for x in (clusters.start, clusters.stop))
+    order = clusters.order.repeat_interleave(share, 1).long()
+    keys, width = tokens.k, visible.shape[-1]
+    means = _segment_means(keys, order, start, stop)
+    rows = max(1, _BUDGET // max(1, sizes.batch * sizes.heads * sizes.keys))
+    picks, left = [], []
+    for part in torch.arange(queries.shape[2], device=tokens.device).split(rows):
+        count = part.numel()
+        used = torch.arange(width, device=tokens.device) >= width - seen[:, part, None]
+        which = torch.where(used, visible[:, part].long(), 0)[:, None].expand(-1, sizes.heads, -1, -1)
+        first, last = (x[:, :, None].expand(-1, -1, count, -1).gather(-1, which) for x in (start, stop))
+        members = torch.where(used[:, None], last - first, 0)
+        ranked = top_indices((queries[:, :, part] @ means.mT).gather(-1, which), members > 0, width)
+        before = members.gather(-1, ranked).cumsum(-1) - members.gather(-1, ranked)
+        searched = torch.zeros_like(members, dtype=torch.bool).scatter(-1, ranked, before < reach) & (members > 0)
+        slot = _slot_of_key(order, first, members, sizes.keys)
+        wanted = searched.gather(-1, slot.clamp(min=0)) & (slot >= 0)
+        top = top_indices(queries[:, :, part] @ keys.mT, wanted, near)
+        taken = torch.arange(near, device=tokens.device) < members.sum(-1, keepdim=True)
+        gone = torch.zeros_like(members).scatter_add(-1, slot.gather(-1, top).clamp(min=0), taken.long())
+        picks.append(top.to(torch.int32))
+        left.append((members - gone).to(torch.int32))
+    return torch.cat(picks, 2), torch.cat(left, 2)
+
+
+def _segment_means(x: Tensor, order: Tensor, start: Tensor, stop: Tensor) -> Tensor:
+    """The mean of each segment of rows, (B, H, S, D), by differences of running sums over nobody but its members."""
+    segments = start.shape[-1]
+    first, members = start[:, :, None], (stop - start)[:, :, None]
+    batch, heads, _, row, slot = _expand(first, members)
+    sums = x.new_zeros(*x.shape[:2], segments, x.shape[-1])
+    sums.index_put_((batch, heads, slot), x[batch, heads, order[batch, heads, row]], accumulate=True)
+    return sums / members[:, :, 0, :, None].clamp(min=1)
+
+
+def _slot_of_key(order: Tensor, first: Tensor, members: Tensor, keys: Tensor | int) -> Tensor:
+    """For each group, the visible cluster that a key belongs to, (B, H, G, Nk); −1 for those it does not see."""
+    batch, heads, group, row, slot = _expand(first, members)
+    found = torch.full((*first.shape[:3], int(keys)), -1, dtype=torch.int64, device=order.device)
+    found[batch, heads, group, order[batch, heads, row]] = slot
+    return found
+
+
+def _expand(first: Tensor, members: Tensor) -> tuple[Tensor, ...]:
+    """Indices (b, h, g, row, v) of every member: rows first … first + members of each entry of (B, H, G, V)."""
+    flat = members.reshape(-1)
+    entry = torch.arange(flat.numel(), device=flat.device).repeat_interleave(flat)
+    within = torch.arange(entry.numel(), device=flat.device) - (flat.cumsum(0) - flat).repeat_interleave(flat)
+    b, h, g, v = torch.unravel_index(entry, members.shape)
+    return b, h, g, first.reshape(-1)[entry] + within, v
