@@ -8,8 +8,9 @@
 
 namespace coterie::COTERIE_ISA {
 
-// The mean key of every cluster, (batch, key heads, clusters, dim) float64.
-inline std::vector<double> mean_keys(const NearCall& call) {
+// The mean key of every cluster, (batch, key heads, clusters, dim) float64, and the length of a head's longest key (NaN
+// if some number is not finite).
+inline std::vector<double> mean_keys(const NearCall& call, double* longest) {
     int64_t dim = call.k.dim, count = call.clusters.count();
     std::vector<double> means(call.batch * call.key_heads * count * dim, 0.0);
     parallel_for(call.batch * call.key_heads, call.threads, [&](int64_t bh, int) {
@@ -17,29 +18,41 @@ inline std::vector<double> mean_keys(const NearCall& call) {
         const int32_t *order = call.clusters.order.at(b, h), *start = call.clusters.start.at(b, h), *stop = call.clusters.stop.at(b, h);
         std::vector<double> row(dim);
         std::vector<float> scratch(dim);
+        double top = 0;
+        bool wild = false;
         for (int64_t c = 0; c < count; c++) {
             double* mean = means.data() + (bh * count + c) * dim;
             for (int64_t i = start[c]; i < stop[c]; i++) {
-                read_double(call.k, b, h, order[i], scratch.data(), row.data());
-                for (int64_t d = 0; d < dim; d++) mean[d] += row[d];
+                const float* key = fetch(call.k, b, h, order[i], scratch.data());
+                double size = length(key, dim);
+                if (std::isfinite(size)) {
+                    for (int64_t d = 0; d < dim; d++) mean[d] += key[d];
+                    top = std::max(top, size);
+                } else {
+                    read_double(call.k, b, h, order[i], scratch.data(), row.data());
+                    for (int64_t d = 0; d < dim; d++) mean[d] += row[d];
+                    wild = true;
+                }
             }
             for (int64_t d = 0; d < dim; d++) mean[d] /= double(std::max(1, stop[c] - start[c]));
         }
+        longest[bh] = wild ? NAN : top;
     });
     return means;
 }
 
 class NearWorker {
 public:
-    NearWorker(const NearCall& call, const double* queries, const double* means, int32_t* picks, int32_t* left)
-        : call_(call), queries_(queries), means_(means), picks_(picks), left_(left), dim_(call.k.dim), key_(dim_),
-          scratch_(dim_), rough_(padded(dim_)) {}
+    NearWorker(const NearCall& call, const double* queries, const double* means, const double* longest, const float* logs,
+               int32_t* picks, float* bias)
+        : call_(call), queries_(queries), means_(means), picks_(picks), bias_(bias), dim_(call.k.dim), key_(dim_),
+          scratch_(dim_), rough_(dim_), wide_(4 * dim_), longest_(longest), logs_(logs) {}
 
     void group(int64_t b, int64_t h, int64_t g) {
         int64_t hk = h / (call_.heads / call_.key_heads), at = (b * call_.heads + h) * call_.groups + g;
         const double* query = queries_ + at * dim_;
-        int32_t *left = left_ + at * call_.visible_width, *picks = picks_ + at * call_.near;
-        std::fill(left, left + call_.visible_width, 0);
+        left_.assign(call_.visible_width, 0);
+        int32_t *left = left_.data(), *picks = picks_ + at * call_.near;
         std::fill(picks, picks + call_.near, 0);
         const int32_t* visible = call_.visible + (b * call_.groups + g) * call_.visible_width;
         int64_t hidden = call_.visible_width - call_.seen[b * call_.groups + g];
@@ -49,15 +62,17 @@ public:
             left[slot] = stop[visible[slot]] - start[visible[slot]];
             total += left[slot];
         }
-        int64_t wanted = std::min(call_.near, total);
-        if (!wanted) return;
-        search(b, hk, query, visible, hidden, left, start, total);
-        for (int64_t i = 0; i < dim_; i++) rough_[i] = static_cast<float>(query[i]);
-        settle(b, hk, query, wanted);
-        for (int64_t i = 0; i < wanted; i++) {
-            picks[i] = found_[i].key;
-            left[found_[i].slot]--;
+        if (int64_t wanted = std::min(call_.near, total)) {
+            search(b, hk, query, visible, hidden, left, start, total);
+            for (int64_t i = 0; i < dim_; i++) rough_[i] = static_cast<float>(query[i]);
+            settle(b, hk, query, wanted, longest_[b * call_.key_heads + hk]);
+            for (int64_t i = 0; i < wanted; i++) {
+                picks[i] = found_[i].key;
+                left[found_[i].slot]--;
+            }
         }
+        float* bias = bias_ + at * call_.visible_width;
+        for (int64_t slot = 0; slot < call_.visible_width; slot++) bias[slot] = logs_[left[slot]];
     }
 
 private:
@@ -98,30 +113,11 @@ private:
     }
 
     // Put the best `wanted` of the listed keys first, in order.
-    void settle(int64_t b, int64_t hk, const double* query, int64_t wanted) {
-        double longest = 0;
-        for (Found& each : found_) {
-            const float* row = fetch(call_.k, b, hk, each.key, scratch_.data());
-            Vec total = splat(0), squares = splat(0);
-            int64_t d = 0;
-            for (; d + kLanes <= dim_; d += kLanes) {
-                Vec x = load(row + d);
-                total = fma(x, load(rough_.data() + d), total);
-                squares = fma(x, x, squares);
-            }
-            float score = sum(total), square = sum(squares);
-            for (; d < dim_; d++) {
-                score += row[d] * rough_[d];
-                square += row[d] * row[d];
-            }
-            each.score = score;
-            longest = std::max(longest, double(square));
-        }
-        // inf and NaN count as 0 in planning; where there are any, every score is computed again.
-        bool finite = std::isfinite(longest);
-        for (const Found& each : found_) finite = finite && std::isfinite(each.score);
-        if (finite) {
-            float slack = 2 * doubt(std::sqrt(dot(query, query, dim_)), std::sqrt(longest) * 1.001, dim_);
+    void settle(int64_t b, int64_t hk, const double* query, int64_t wanted, double longest) {
+        // inf and NaN count as 0 in planning; where there are any, every score is computed in float64.
+        if (std::isfinite(longest)) {
+            rank(b, hk);
+            float slack = 2 * doubt(std::sqrt(dot(query, query, dim_)), longest, dim_);
             std::nth_element(found_.begin(), found_.begin() + (wanted - 1), found_.end());
             float threshold = found_[wanted - 1].score - slack;
             found_.erase(std::remove_if(found_.begin(), found_.end(), [&](const Found& x) { return x.score < threshold; }), found_.end());
@@ -134,22 +130,58 @@ private:
         std::partial_sort(found_.begin(), found_.begin() + wanted, found_.end());
     }
 
+    // Scores in float32, a few keys at a time.
+    void rank(int64_t b, int64_t hk) {
+        constexpr int kFew = 4;
+        size_t i = 0;
+        for (; i + kFew <= found_.size(); i += kFew) {
+            const float* rows[kFew];
+            Vec totals[kFew];
+            for (int r = 0; r < kFew; r++) {
+                rows[r] = fetch(call_.k, b, hk, found_[i + r].key, wide_.data() + r * dim_);
+                totals[r] = splat(0);
+            }
+            int64_t d = 0;
+            for (; d + kLanes <= dim_; d += kLanes) {
+                Vec q = load(rough_.data() + d);
+                for (int r = 0; r < kFew; r++) totals[r] = fma(load(rows[r] + d), q, totals[r]);
+            }
+            for (int r = 0; r < kFew; r++) found_[i + r].score = sum(totals[r]) + rest(rows[r], d);
+        }
+        for (; i < found_.size(); i++) {
+            const float* row = fetch(call_.k, b, hk, found_[i].key, wide_.data());
+            found_[i].score = rest(row, 0);
+        }
+    }
+
+    float rest(const float* row, int64_t d) const {
+        float total = 0;
+        for (; d < dim_; d++) total += row[d] * rough_[d];
+        return total;
+    }
+
     const NearCall& call_;
     const double *queries_, *means_;
-    int32_t *picks_, *left_;
+    int32_t* picks_;
+    float* bias_;
     int64_t dim_;
     std::vector<double> key_;
-    std::vector<float> scratch_, rough_;
+    std::vector<float> scratch_, rough_, wide_;
+    std::vector<int32_t> left_;
+    const double* longest_;  // key of a head; NaN if some number in it is not finite
+    const float* logs_;      // of 0, 1, 2 …
     std::vector<Found> found_, clusters_;
 };
 
-inline void near_keys(const NearCall& call, const double* queries, int32_t* picks, int32_t* left) {
-    std::vector<double> means = mean_keys(call);
+inline void near_keys(const NearCall& call, const double* queries, int32_t* picks, float* bias) {
+    std::vector<double> longest(call.batch * call.key_heads), means = mean_keys(call, longest.data());
+    std::vector<float> logs(call.k.rows + 1);
+    for (size_t n = 0; n < logs.size(); n++) logs[n] = static_cast<float>(std::log(double(n)));
     constexpr int64_t kBlock = 16;
     int64_t blocks = (call.groups + kBlock - 1) / kBlock;
     parallel_for(call.batch * call.heads * blocks, call.threads, [&](int64_t task, int) {
         int64_t bh = task / blocks, first = task % blocks * kBlock;
-        NearWorker worker(call, queries, means.data(), picks, left);
+        NearWorker worker(call, queries, means.data(), longest.data(), logs.data(), picks, bias);
         for (int64_t g = first; g < std::min(first + kBlock, call.groups); g++) worker.group(bh / call.heads, bh % call.heads, g);
     });
 }

@@ -85,7 +85,7 @@ struct PlanningKernels {
     void (*hamming_kmeans)(const HammingCall&, const Rows&, int64_t*);
     void (*cluster_means)(const MeansCall&, const int64_t*, double*);
     void (*top_keys)(const TopCall&, const double*, int64_t*);
-    void (*near_keys)(const NearCall&, const double*, int32_t*, int32_t*);
+    void (*near_keys)(const NearCall&, const double*, int32_t*, float*);
     void (*cross_polytope)(const PolytopeCall&, int64_t*);
 };
 

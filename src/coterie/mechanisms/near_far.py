@@ -293,12 +293,12 @@ class NearFar(Mechanism):
         lead = (sizes.batch, sizes.heads, count)
         visible = far.visible.expand(-1, count, -1).to(torch.int32)
         seen, keys = (x.expand(-1, count) for x in (far.seen, far.keys))
-        picks, left = tokens.steps.near_keys(
+        picks, bias = tokens.steps.near_keys(
             tokens, groups.queries, far.clusters, visible, seen, near, max(near * _REACH, 1)
         )
         rows = (visible + sizes.keys)[:, None].expand(*lead, width)
         first = torch.arange(count, device=tokens.device) * (width + near)
-        bias = torch.cat([left.to(torch.float32).log(), torch.zeros(*lead, near, device=tokens.device)], -1)
+        bias = torch.cat([bias, torch.zeros(*lead, near, device=tokens.device)], -1)
         return Round(
             query_order=groups.order,
             query_offsets=groups.offsets,

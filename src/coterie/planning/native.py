@@ -345,14 +345,14 @@ def _empty_near(
     rows = queries.shape[:3]
     return (
         queries.new_empty((*rows, near), dtype=torch.int32),
-        queries.new_empty((*rows, visible.shape[-1]), dtype=torch.int32),
+        queries.new_empty((*rows, visible.shape[-1]), dtype=torch.float32),
     )
 
 
 def near_keys(
     tokens: Tokens, queries: Tensor, clusters: Means, visible: Tensor, seen: Tensor, near: int, reach: int
 ) -> tuple[Tensor, Tensor]:
-    """The best keys of each group of queries, and how many keys they leave to each cluster."""
+    """The best keys of each group of queries, and the log of how many keys they leave to each cluster."""
     members = [clusters.order, clusters.start, clusters.stop]
     found: tuple[Tensor, Tensor] = near_keys_op(
         queries, tokens.raw_k, members, visible, seen.to(torch.int32), near, reach

@@ -157,7 +157,7 @@ def top_keys(
 def near_keys(
     tokens: Tokens, queries: Tensor, clusters: Means, visible: Tensor, seen: Tensor, near: int, reach: int
 ) -> tuple[Tensor, Tensor]:
-    """The best keys of each group of queries, and how many keys they leave to each cluster.
+    """The best keys of each group of queries, and the log of how many keys they leave to each cluster.
 
     Args:
         queries: (B, H, G, D) float64, what stands for each group, scale included.
@@ -167,7 +167,7 @@ def near_keys(
         reach: clusters are searched in the order of their mean key's product until they hold so many keys.
 
     Returns:
-        (B, H, G, near) int32 keys, best first, and (B, H, G, V) int32 keys left of each visible cluster.
+        (B, H, G, near) int32 keys, best first, and (B, H, G, V) float32 log of the keys left of each visible cluster.
     """
     sizes = tokens.sizes
     share = sizes.heads // sizes.key_heads
@@ -192,7 +192,7 @@ def near_keys(
         taken = torch.arange(near, device=tokens.device) < members.sum(-1, keepdim=True)
         gone = torch.zeros_like(members).scatter_add(-1, slot.gather(-1, top).clamp(min=0), taken.long())
         picks.append(top.to(torch.int32))
-        left.append((members - gone).to(torch.int32))
+        left.append((members - gone).double().log().to(torch.float32))
     return torch.cat(picks, 2), torch.cat(left, 2)
 
 
