@@ -8,20 +8,26 @@
 
 namespace coterie::COTERIE_ISA {
 
-// The mean key of every cluster, (batch, key heads, clusters, dim) float64, and the length of a head's longest key (NaN
-// if some number is not finite).
-inline std::vector<double> mean_keys(const NearCall& call, double* longest) {
-    int64_t dim = call.k.dim, count = call.clusters.count();
-    std::vector<double> means(call.batch * call.key_heads * count * dim, 0.0);
-    parallel_for(call.batch * call.key_heads, call.threads, [&](int64_t bh, int) {
-        int64_t b = bh / call.key_heads, h = bh % call.key_heads;
+// What stands for the clusters of each key head when they are ranked, (clusters × dim) float64 each.
+struct Faces {
+    std::vector<double> means, outliers;  // an outlier is the key farthest from the mean
+    std::vector<double> longest;          // the length of a head's longest key; NaN if some number is not finite
+
+    explicit Faces(const NearCall& call)
+        : means(call.batch * call.key_heads * call.clusters.count() * call.k.dim), outliers(means.size()),
+          longest(call.batch * call.key_heads) {
+        parallel_for(call.batch * call.key_heads, call.threads, [&](int64_t bh, int) { head(call, bh); });
+    }
+
+    void head(const NearCall& call, int64_t bh) {
+        int64_t b = bh / call.key_heads, h = bh % call.key_heads, dim = call.k.dim, count = call.clusters.count();
         const int32_t *order = call.clusters.order.at(b, h), *start = call.clusters.start.at(b, h), *stop = call.clusters.stop.at(b, h);
         std::vector<double> row(dim);
         std::vector<float> scratch(dim);
         double top = 0;
         bool wild = false;
         for (int64_t c = 0; c < count; c++) {
-            double* mean = means.data() + (bh * count + c) * dim;
+            double *mean = means.data() + (bh * count + c) * dim, *outlier = outliers.data() + (bh * count + c) * dim;
             for (int64_t i = start[c]; i < stop[c]; i++) {
                 const float* key = fetch(call.k, b, h, order[i], scratch.data());
                 double size = length(key, dim);
@@ -35,18 +41,35 @@ inline std::vector<double> mean_keys(const NearCall& call, double* longest) {
                 }
             }
             for (int64_t d = 0; d < dim; d++) mean[d] /= double(std::max(1, stop[c] - start[c]));
+            float farthest = -1;
+            for (int64_t i = start[c]; i < stop[c]; i++) {
+                read_double(call.k, b, h, order[i], scratch.data(), row.data());
+                float far = rounded(squared_distance(row.data(), mean, dim));
+                if (far > farthest) {
+                    farthest = far;
+                    std::copy(row.begin(), row.end(), outlier);
+                }
+            }
         }
         longest[bh] = wild ? NAN : top;
-    });
-    return means;
-}
+    }
+
+    static double squared_distance(const double* a, const double* b, int64_t n) {
+        double lanes[8] = {0};
+        int64_t i = 0;
+        for (; i + 8 <= n; i += 8)
+            for (int l = 0; l < 8; l++) lanes[l] += (a[i + l] - b[i + l]) * (a[i + l] - b[i + l]);
+        double total = ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) + ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
+        for (; i < n; i++) total += (a[i] - b[i]) * (a[i] - b[i]);
+        return total;
+    }
+};
 
 class NearWorker {
 public:
-    NearWorker(const NearCall& call, const double* queries, const double* means, const double* longest, const float* logs,
-               int32_t* picks, float* bias)
-        : call_(call), queries_(queries), means_(means), picks_(picks), bias_(bias), dim_(call.k.dim), key_(dim_),
-          scratch_(dim_), rough_(dim_), wide_(4 * dim_), longest_(longest), logs_(logs) {}
+    NearWorker(const NearCall& call, const double* queries, const Faces& faces, const float* logs, int32_t* picks, float* bias)
+        : call_(call), queries_(queries), faces_(faces), picks_(picks), bias_(bias), dim_(call.k.dim), key_(dim_),
+          scratch_(dim_), rough_(dim_), wide_(4 * dim_), logs_(logs) {}
 
     void group(int64_t b, int64_t h, int64_t g) {
         int64_t hk = h / (call_.heads / call_.key_heads), at = (b * call_.heads + h) * call_.groups + g;
@@ -65,7 +88,7 @@ public:
         if (int64_t wanted = std::min(call_.near, total)) {
             search(b, hk, query, visible, hidden, left, start, total);
             for (int64_t i = 0; i < dim_; i++) rough_[i] = static_cast<float>(query[i]);
-            settle(b, hk, query, wanted, longest_[b * call_.key_heads + hk]);
+            settle(b, hk, query, wanted, faces_.longest[b * call_.key_heads + hk]);
             for (int64_t i = 0; i < wanted; i++) {
                 picks[i] = found_[i].key;
                 left[found_[i].slot]--;
@@ -98,10 +121,12 @@ private:
             return;
         }
         clusters_.clear();
-        const double* means = means_ + (b * call_.key_heads + hk) * call_.clusters.count() * dim_;
+        int64_t first = (b * call_.key_heads + hk) * call_.clusters.count();
         for (int64_t slot = hidden; slot < call_.visible_width; slot++) {
             if (!sizes[slot]) continue;
-            float score = rounded(dot(query, means + visible[slot] * dim_, dim_));
+            int64_t at = (first + visible[slot]) * dim_;
+            double likes = std::max(dot(query, faces_.means.data() + at, dim_), dot(query, faces_.outliers.data() + at, dim_));
+            float score = rounded(likes);
             clusters_.push_back({score == 0 ? 0 : score, static_cast<int32_t>(slot), 0});
         }
         auto worse = [](const Found& x, const Found& y) { return y < x; };
@@ -161,27 +186,27 @@ private:
     }
 
     const NearCall& call_;
-    const double *queries_, *means_;
+    const double* queries_;
+    const Faces& faces_;
     int32_t* picks_;
     float* bias_;
     int64_t dim_;
     std::vector<double> key_;
     std::vector<float> scratch_, rough_, wide_;
     std::vector<int32_t> left_;
-    const double* longest_;  // key of a head; NaN if some number in it is not finite
-    const float* logs_;      // of 0, 1, 2 …
+    const float* logs_;  // of 0, 1, 2 …
     std::vector<Found> found_, clusters_;
 };
 
 inline void near_keys(const NearCall& call, const double* queries, int32_t* picks, float* bias) {
-    std::vector<double> longest(call.batch * call.key_heads), means = mean_keys(call, longest.data());
+    Faces faces(call);
     std::vector<float> logs(call.k.rows + 1);
     for (size_t n = 0; n < logs.size(); n++) logs[n] = static_cast<float>(std::log(double(n)));
     constexpr int64_t kBlock = 16;
     int64_t blocks = (call.groups + kBlock - 1) / kBlock;
     parallel_for(call.batch * call.heads * blocks, call.threads, [&](int64_t task, int) {
         int64_t bh = task / blocks, first = task % blocks * kBlock;
-        NearWorker worker(call, queries, means.data(), longest.data(), logs.data(), picks, bias);
+        NearWorker worker(call, queries, faces, logs.data(), picks, bias);
         for (int64_t g = first; g < std::min(first + kBlock, call.groups); g++) worker.group(bh / call.heads, bh % call.heads, g);
     });
 }

@@ -50,7 +50,8 @@ class NearFar(Mechanism):
         out_i = [Σ_{j∈near} e^{s_ij} v_j + Σ_g n_g e^{scale·q_i·k̄_g} v̄_g] / [the same sums without v]
 
     No key is dropped, and no training is needed. The gradient flows through q, k, v and the means. Near keys are
-    searched in the clusters whose means score best, until those hold 8·near keys. Centroids are trained on at most
+    searched in the clusters whose mean or whose outlier (the key farthest from the mean) scores best, until those
+    hold 8·near keys. Centroids are trained on at most
     16 tokens a cluster. With "auto" sizes of √(2N) groups and clusters: O(N·√N·D).
 
     Causal: keys are cut into chunks. A query meets its own and the previous chunk exactly; of the older ones it meets

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from coterie import clustering, draws, hashing
 from coterie.draws import Stream
-from coterie.grouping import Parts, group_by, order_by, top_indices
+from coterie.grouping import Parts, group_by, order_by, rounded, top_indices
 from coterie.plan import Means
 
 if TYPE_CHECKING:
@@ -164,7 +164,9 @@ def near_keys(
         clusters: the keys of each cluster, per key head; those that a group sees have no key in common.
         visible: (B, G, V) the clusters that a group sees: the last `seen` (B, G) of them.
         near: how many keys to pick; fewer where a group sees fewer.
-        reach: clusters are searched in the order of their mean key's product until they hold so many keys.
+        reach: clusters are searched until they hold so many keys, in the order of the product of the queries with
+            their mean key or with their outlier, whichever is larger. An outlier is the key farthest from the mean:
+            the keys that most queries look for, such as a text's first token, are unlike all others.
 
     Returns:
         (B, H, G, near) int32 keys, best first, and (B, H, G, V) float32 log of the keys left of each visible cluster.
@@ -174,7 +176,7 @@ def near_keys(
     start, stop = (x.repeat_interleave(share, 1).long() for x in (clusters.start, clusters.stop))
     order = clusters.order.repeat_interleave(share, 1).long()
     keys, width = tokens.k, visible.shape[-1]
-    means = _segment_means(keys, order, start, stop)
+    means, outliers = _means_and_outliers(keys, order, start, stop)
     rows = max(1, _BUDGET // max(1, sizes.batch * sizes.heads * sizes.keys))
     picks, left = [], []
     for part in torch.arange(queries.shape[2], device=tokens.device).split(rows):
@@ -183,7 +185,8 @@ def near_keys(
         which = torch.where(used, visible[:, part].long(), 0)[:, None].expand(-1, sizes.heads, -1, -1)
         first, last = (x[:, :, None].expand(-1, -1, count, -1).gather(-1, which) for x in (start, stop))
         members = torch.where(used[:, None], last - first, 0)
-        ranked = top_indices((queries[:, :, part] @ means.mT).gather(-1, which), members > 0, width)
+        best = torch.maximum(queries[:, :, part] @ means.mT, queries[:, :, part] @ outliers.mT)
+        ranked = top_indices(best.gather(-1, which), members > 0, width)
         before = members.gather(-1, ranked).cumsum(-1) - members.gather(-1, ranked)
         searched = torch.zeros_like(members, dtype=torch.bool).scatter(-1, ranked, before < reach) & (members > 0)
         slot = _slot_of_key(order, first, members, sizes.keys)
@@ -196,14 +199,22 @@ def near_keys(
     return torch.cat(picks, 2), torch.cat(left, 2)
 
 
-def _segment_means(x: Tensor, order: Tensor, start: Tensor, stop: Tensor) -> Tensor:
-    """The mean of each segment of rows, (B, H, S, D), by differences of running sums over nobody but its members."""
-    segments = start.shape[-1]
-    first, members = start[:, :, None], (stop - start)[:, :, None]
-    batch, heads, _, row, slot = _expand(first, members)
-    sums = x.new_zeros(*x.shape[:2], segments, x.shape[-1])
-    sums.index_put_((batch, heads, slot), x[batch, heads, order[batch, heads, row]], accumulate=True)
-    return sums / members[:, :, 0, :, None].clamp(min=1)
+def _means_and_outliers(x: Tensor, order: Tensor, start: Tensor, stop: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean of each segment of rows and the row that is farthest from it, (B, H, S, D) each; 0 if it is empty."""
+    shape = (*x.shape[:2], start.shape[-1])
+    batch, heads, _, slot, segment = _expand(start[:, :, None], (stop - start)[:, :, None])
+    row = order[batch, heads, slot]
+    members = x[batch, heads, row]
+    sums = x.new_zeros(*shape, x.shape[-1]).index_put_((batch, heads, segment), members, accumulate=True)
+    means = sums / (stop - start).clamp(min=1)[..., None]
+    distance = rounded((members - means[batch, heads, segment]).square().sum(-1))
+    flat = (batch * shape[1] + heads) * shape[2] + segment
+    farthest = distance.new_zeros(means[..., 0].numel()).scatter_reduce(0, flat, distance, "amax")
+    first = torch.where(distance == farthest[flat], slot, order.shape[-1])
+    chosen = torch.full_like(farthest, order.shape[-1], dtype=torch.int64).scatter_reduce(0, flat, first, "amin")
+    chosen = chosen.view(shape).clamp(max=max(0, order.shape[-1] - 1))
+    outliers = x.gather(2, order.gather(-1, chosen)[..., None].expand_as(means)) if x.shape[2] else means
+    return means, torch.where((stop > start)[..., None], outliers, 0)
 
 
 def _slot_of_key(order: Tensor, first: Tensor, members: Tensor, keys: Tensor | int) -> Tensor:
