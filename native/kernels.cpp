@@ -177,7 +177,8 @@ void check_parts(const KmeansCall& call) {
 
 void check_near(const NearCall& call) {
     check_segments("clusters", call.clusters, call.k.rows);
-    for (int64_t i = 0; i < call.batch * call.groups; i++) {
+    if (call.chunks ? call.groups % call.chunks : call.groups) refuse("visible: expected a chunk for equally many of the ", call.groups, " groups, got ", call.chunks);
+    for (int64_t i = 0; i < call.batch * call.chunks; i++) {
         if (call.seen[i] < 0 || call.seen[i] > call.visible_width)
             refuse("seen: expected at most ", call.visible_width, ", got ", call.seen[i]);
         for (int64_t v = call.visible_width - call.seen[i]; v < call.visible_width; v++)

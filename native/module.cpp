@@ -226,7 +226,7 @@ NB_MODULE(_native, m) {
     m.def("near_keys", [](Doubles queries, Any k, std::vector<Ints> clusters, Ints visible, Ints seen, int64_t near, int64_t reach,
                           int threads, Ints picks, Floats bias) {
         NearCall call{int64_t(queries.shape(0)), int64_t(queries.shape(1)), int64_t(k.shape(1)), int64_t(queries.shape(2)),
-                      int64_t(visible.shape(2)), near, reach, rows_of(k),
+                      int64_t(visible.shape(1)), int64_t(visible.shape(2)), near, reach, rows_of(k),
                       segments_of(clusters, int64_t(k.shape(0)), int64_t(k.shape(1)), threads), visible.data(), seen.data(), threads};
         nb::gil_scoped_release free;
         check_near(call);

@@ -52,10 +52,10 @@ struct MeansCall {
 };
 
 struct NearCall {
-    int64_t batch, heads, key_heads, groups, visible_width, near, reach;
+    int64_t batch, heads, key_heads, groups, chunks, visible_width, near, reach;  // a chunk has groups / chunks groups
     Rows k;
     Segments clusters;
-    const int32_t *visible, *seen;  // (batch, groups, width): the last `seen` (batch, groups) of them
+    const int32_t *visible, *seen;  // (batch, chunks, width): the last `seen` (batch, chunks) of them
     int threads;
 };
 

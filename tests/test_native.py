@@ -289,7 +289,7 @@ def test_opcheck():
     torch.library.opcheck(planning.kmeans_op, (plain[0], *bounds, None, None, seed, 4, 2, 3, False, True, 0))
     torch.library.opcheck(planning.top_keys_op, (plain[0].double(), plain[1], real, None, 5, False))
     clusters = [order, torch.tensor([[[0, 7]] * 2], dtype=torch.int32), torch.tensor([[[7, 20]] * 2], dtype=torch.int32)]
-    visible = torch.tensor([[[0, 1]] * 20], dtype=torch.int32), torch.full((1, 20), 2, dtype=torch.int32)
+    visible = torch.tensor([[[0, 1]] * 5], dtype=torch.int32), torch.full((1, 5), 2, dtype=torch.int32)
     torch.library.opcheck(planning.near_keys_op, (plain[0].double(), plain[1], clusters, *visible, 4, 9))
     torch.library.opcheck(planning.order_by_op, (torch.randn(2, 9), torch.ones(2, 9, dtype=torch.bool)))
     labels = torch.zeros(1, 2, 20, dtype=torch.int64)

@@ -29,9 +29,9 @@ class Groups(NamedTuple):
 
 
 class Far(NamedTuple):
-    """Clusters of keys, and which of them a group sees: the last `seen` (B, G) of `visible` (B, G, V).
+    """Clusters of keys, and which of them the queries of a chunk see: the last `seen` (B, C) of `visible` (B, C, V).
 
-    `keys` (B, G): how many keys these hold.
+    `keys` (B, C): how many keys these hold.
     """
 
     clusters: Means
@@ -49,15 +49,14 @@ class NearFar(Mechanism):
 
         out_i = [Σ_{j∈near} e^{s_ij} v_j + Σ_g n_g e^{scale·q_i·k̄_g} v̄_g] / [the same sums without v]
 
-    No key is dropped, and no training is needed. The gradient flows through q, k, v and the means. Near keys are
-    searched in the clusters whose mean or whose outlier (the key farthest from the mean) scores best, until those
-    hold 8·near keys. Centroids are trained on at most
+    No key is dropped, and no training is needed. The gradient flows through q, k, v and the means. Centroids are trained on at most
     16 tokens a cluster. With "auto" sizes of √(2N) groups and clusters: O(N·√N·D).
 
     Causal: keys are cut into chunks. A query meets its own and the previous chunk exactly; of the older ones it meets
     the near keys that were picked for its group (about 32 queries of its chunk), and the others through the means of
     about 32 keys inside each finished chunk. As chunks recede they are merged: after 32 chunks come 32 blocks of 2
-    chunks, then 32 of 4, and so on, each with as many means as one chunk. O(N·(2·chunk + near + 4·chunk·log N)·D)
+    chunks, then 32 of 4, and so on, each with as many means as one chunk. Near keys are searched in the clusters whose
+    mean or whose outlier (the key farthest from the mean) is liked best, until those hold 8·near keys for each group. O(N·(2·chunk + near + 4·chunk·log N)·D)
     at most. Chunks are counted in real keys, so padding changes nothing.
 
     Causality: `mask`, since queries are grouped with later ones of their chunk; with `strict=True` it is `strict`:
@@ -109,8 +108,10 @@ class NearFar(Mechanism):
     def build(self, tokens: Tokens) -> Plan:
         if tokens.causal:
             return self._causal(tokens)
-        groups, far = self._query_groups(tokens), self._key_clusters(tokens)
-        return tokens.plan((self._meet(tokens, groups, far),), key_means=far.clusters)
+        groups = self._query_groups(tokens)
+        far, labels = self._key_clusters(tokens)
+        picks, bias = self._best_keys(tokens, groups, far, labels)
+        return tokens.plan((self._meet(tokens, groups, far, picks, bias),), key_means=far.clusters)
 
     # --- everybody sees everybody -------------------------------------------------------------------------------------
 
@@ -119,14 +120,26 @@ class NearFar(Mechanism):
         order, offsets = tokens.steps.group_by(labels, tokens.query_mask[:, None], clusters)
         return Groups(order, offsets, tokens.scale * tokens.steps.cluster_means(tokens, labels, clusters))
 
-    def _key_clusters(self, tokens: Tokens) -> Far:
+    def _key_clusters(self, tokens: Tokens) -> tuple[Far, Tensor]:
         labels, clusters = self._kmeans(tokens, tokens.raw_k, tokens.key_mask, self.key_clusters)
         order, offsets = tokens.steps.group_by(labels, tokens.key_mask[:, None], clusters)
         count = tokens.real_keys[1]
         used = self._count(self.key_clusters, count).clamp(max=clusters)
         visible = torch.arange(clusters, device=tokens.device) - (clusters - used)[:, None]
         means = Means(order, offsets[..., :-1], offsets[..., 1:])
-        return Far(means, visible.clamp(min=0)[:, None], used[:, None], count[:, None])
+        return Far(means, visible.clamp(min=0)[:, None], used[:, None], count[:, None]), labels
+
+    def _best_keys(self, tokens: Tokens, groups: Groups, far: Far, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The near keys of each group, (B, H, G, near), and the log of what they leave of each cluster, (B, H, G, V)."""
+        near, width = min(self.near, tokens.sizes.keys), far.visible.shape[-1]
+        share = tokens.sizes.heads // tokens.sizes.key_heads
+        picks = tokens.steps.top_keys(tokens, groups.queries, near)
+        real = torch.arange(near, device=tokens.device) < far.keys[..., None, None]
+        clusters = labels.repeat_interleave(share, 1)[:, :, None].expand(-1, -1, picks.shape[2], -1).gather(-1, picks)
+        sizes = (far.clusters.stop - far.clusters.start).long().repeat_interleave(share, 1)[:, :, None]
+        left = sizes.expand(-1, -1, picks.shape[2], -1).scatter_add(-1, clusters, -real.long().expand_as(clusters))
+        shown = far.visible[:, None].expand(-1, left.shape[1], left.shape[2], width)
+        return picks.to(torch.int32), left.gather(-1, shown).double().log().to(torch.float32)
 
     def _kmeans(self, tokens: Tokens, x: Tensor, mask: Tensor, wanted: int | str) -> tuple[Tensor, int]:
         """The cluster of each row, (B, heads, N), and how many there is room for."""
@@ -167,9 +180,12 @@ class NearFar(Mechanism):
             key_stop=tokens.per_head(stop),
         )
         groups = self._groups_in_chunks(tokens, chunks)
-        each = groups.queries.shape[2] // chunks.index.shape[1]
-        far = self._finished_chunks(tokens, chunks, each)
-        return tokens.plan((own, self._meet(tokens, groups, far)), key_means=far.clusters)
+        far = self._finished_chunks(tokens, chunks)
+        near = min(self.near, tokens.sizes.keys)
+        picks, bias = tokens.steps.near_keys(
+            tokens, groups.queries, far.clusters, far.visible.to(torch.int32), far.seen, near, max(1, near * _REACH)
+        )
+        return tokens.plan((own, self._meet(tokens, groups, far, picks, bias)), key_means=far.clusters)
 
     def _in_chunk(self, wanted: int | str) -> int:
         return math.ceil(self.chunk / _PER_MEAN) if isinstance(wanted, str) else wanted
@@ -215,8 +231,8 @@ class NearFar(Mechanism):
             torch.cat([torch.ones_like(counts[:, :1]), counts[:, :-1]], 1),
         )
 
-    def _finished_chunks(self, tokens: Tokens, chunks: Chunks, groups: int) -> Far:
-        """The means of all finished blocks of chunks, and those that each chunk sees, for each of its `groups`."""
+    def _finished_chunks(self, tokens: Tokens, chunks: Chunks) -> Far:
+        """The means of all finished blocks of chunks, and those that each chunk sees."""
         clusters, length = self._in_chunk(self.key_clusters), tokens.sizes.keys
         total = max(1, math.ceil(length / self.chunk))
         orders, edges, positions, visible, used = [], [], [], [], []
@@ -253,8 +269,7 @@ class NearFar(Mechanism):
             torch.cat([e[..., 1:] for e in edges], -1).to(torch.int32),
             torch.cat(positions, -1),
         )
-        seen = [ids, mask.sum(-1), older * self.chunk]
-        return Far(means, *[x.repeat_interleave(groups, 1) for x in seen])
+        return Far(means, ids, mask.sum(-1), older * self.chunk)
 
     def _blocks(
         self, tokens: Tokens, chunks: Chunks, size: int, blocks: int, clusters: int
@@ -287,26 +302,21 @@ class NearFar(Mechanism):
 
     # --- both ---------------------------------------------------------------------------------------------------------
 
-    def _meet(self, tokens: Tokens, groups: Groups, far: Far) -> Round:
+    def _meet(self, tokens: Tokens, groups: Groups, far: Far, picks: Tensor, bias: Tensor) -> Round:
         """Each group meets the clusters that it sees, and the near keys picked from them."""
-        sizes, near = tokens.sizes, min(self.near, tokens.sizes.keys)
+        sizes, near = tokens.sizes, picks.shape[-1]
         count, width = groups.queries.shape[2], far.visible.shape[-1]
-        lead = (sizes.batch, sizes.heads, count)
-        visible = far.visible.expand(-1, count, -1).to(torch.int32)
-        seen, keys = (x.expand(-1, count) for x in (far.seen, far.keys))
-        picks, bias = tokens.steps.near_keys(
-            tokens, groups.queries, far.clusters, visible, seen, near, max(near * _REACH, 1)
-        )
-        rows = (visible + sizes.keys)[:, None].expand(*lead, width)
+        share = count // far.visible.shape[1]
+        visible, seen, keys = (x.repeat_interleave(share, 1) for x in (far.visible, far.seen, far.keys))
+        rows = (visible + sizes.keys).to(torch.int32)[:, None].expand(-1, sizes.heads, -1, -1)
         first = torch.arange(count, device=tokens.device) * (width + near)
-        bias = torch.cat([bias, torch.zeros(*lead, near, device=tokens.device)], -1)
         return Round(
             query_order=groups.order,
             query_offsets=groups.offsets,
             key_order=torch.cat([rows, picks], -1).flatten(2),
             key_start=tokens.per_head(first + width - seen),
             key_stop=tokens.per_head(first + width + keys.clamp(max=near)),
-            bias=bias.flatten(2),
+            bias=torch.nn.functional.pad(bias, (0, near)).flatten(2),
         )
 
 

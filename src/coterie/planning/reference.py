@@ -162,40 +162,46 @@ def near_keys(
     Args:
         queries: (B, H, G, D) float64, what stands for each group, scale included.
         clusters: the keys of each cluster, per key head; those that a group sees have no key in common.
-        visible: (B, G, V) the clusters that a group sees: the last `seen` (B, G) of them.
+        visible: (B, C, V) the clusters that the groups of a chunk see: the last `seen` (B, C) of them. Chunks have
+            G / C groups each.
         near: how many keys to pick; fewer where a group sees fewer.
-        reach: clusters are searched until they hold so many keys, in the order of the product of the queries with
-            their mean key or with their outlier, whichever is larger. An outlier is the key farthest from the mean:
-            the keys that most queries look for, such as a text's first token, are unlike all others.
+        reach: a group chooses clusters until they hold so many keys, in the order of the product of its query with
+            their mean key or with their outlier, whichever is larger; the groups of a chunk search all that any of them
+            chose. An outlier is the key farthest from the mean: what most queries look for, such as a text's first
+            token, is unlike all other keys.
 
     Returns:
-        (B, H, G, near) int32 keys, best first, and (B, H, G, V) float32 log of the keys left of each visible cluster.
+        (B, H, G, near) int32 keys, and (B, H, G, V) float32 log of the keys left of each visible cluster.
     """
-    sizes = tokens.sizes
+    sizes, (chunks, width) = tokens.sizes, visible.shape[1:]
     share = sizes.heads // sizes.key_heads
     start, stop = (x.repeat_interleave(share, 1).long() for x in (clusters.start, clusters.stop))
     order = clusters.order.repeat_interleave(share, 1).long()
-    keys, width = tokens.k, visible.shape[-1]
+    keys, groups = tokens.k, queries.shape[2] // max(1, chunks)
     means, outliers = _means_and_outliers(keys, order, start, stop)
-    rows = max(1, _BUDGET // max(1, sizes.batch * sizes.heads * sizes.keys))
+    queries = queries.unflatten(2, (chunks, groups))
+    rows = max(1, _BUDGET // max(1, sizes.batch * sizes.heads * sizes.keys * groups))
     picks, left = [], []
-    for part in torch.arange(queries.shape[2], device=tokens.device).split(rows):
-        count = part.numel()
+    for part in torch.arange(chunks, device=tokens.device).split(rows):
+        count, mine = part.numel(), queries[:, :, part]
         used = torch.arange(width, device=tokens.device) >= width - seen[:, part, None]
         which = torch.where(used, visible[:, part].long(), 0)[:, None].expand(-1, sizes.heads, -1, -1)
         first, last = (x[:, :, None].expand(-1, -1, count, -1).gather(-1, which) for x in (start, stop))
         members = torch.where(used[:, None], last - first, 0)
-        best = torch.maximum(queries[:, :, part] @ means.mT, queries[:, :, part] @ outliers.mT)
-        ranked = top_indices(best.gather(-1, which), members > 0, width)
-        before = members.gather(-1, ranked).cumsum(-1) - members.gather(-1, ranked)
-        searched = torch.zeros_like(members, dtype=torch.bool).scatter(-1, ranked, before < reach) & (members > 0)
+        likes = torch.maximum(mine @ means.mT[:, :, None], mine @ outliers.mT[:, :, None])
+        likes = likes.gather(-1, which[..., None, :].expand(-1, -1, -1, groups, -1))
+        each = members[..., None, :].expand_as(likes)
+        ranked = top_indices(likes, each > 0, width)
+        before = each.gather(-1, ranked).cumsum(-1) - each.gather(-1, ranked)
+        chosen = torch.zeros_like(each, dtype=torch.bool).scatter(-1, ranked, before < reach) & (each > 0)
         slot = _slot_of_key(order, first, members, sizes.keys)
-        wanted = searched.gather(-1, slot.clamp(min=0)) & (slot >= 0)
-        top = top_indices(queries[:, :, part] @ keys.mT, wanted, near)
-        taken = torch.arange(near, device=tokens.device) < members.sum(-1, keepdim=True)
-        gone = torch.zeros_like(members).scatter_add(-1, slot.gather(-1, top).clamp(min=0), taken.long())
-        picks.append(top.to(torch.int32))
-        left.append((members - gone).double().log().to(torch.float32))
+        wanted = chosen.any(-2).gather(-1, slot.clamp(min=0)) & (slot >= 0)
+        top = top_indices(mine @ keys.mT[:, :, None], wanted[..., None, :], near)
+        taken = torch.arange(near, device=tokens.device) < each.sum(-1, keepdim=True)
+        gone = slot[..., None, :].expand(-1, -1, -1, groups, -1).gather(-1, top).clamp(min=0)
+        gone = torch.zeros_like(each).scatter_add(-1, gone, taken.long())
+        picks.append(top.to(torch.int32).flatten(2, 3))
+        left.append((each - gone).double().log().to(torch.float32).flatten(2, 3))
     return torch.cat(picks, 2), torch.cat(left, 2)
 
 
