@@ -8,14 +8,14 @@
 #include <vector>
 
 #include "candidates.h"
-#include "top_keys.h"
 
 namespace coterie::COTERIE_ISA {
 
-// What stands for the clusters of each key head when they are ranked, (clusters × dim) float64 each.
+// What stands for the clusters of each key head when they are ranked: the mean, and the outlier, which is the key that is
+// farthest from it.
 struct Faces {
-    std::vector<double> means, outliers;  // an outlier is the key farthest from the mean
-    std::vector<double> longest;          // the length of a head's longest key; NaN if some number is not finite
+    std::vector<double> means, outliers;  // (batch, key heads, clusters, dim)
+    std::vector<double> longest;  // (batch, key heads): the length of the longest key; NaN if some number is not finite
 
     explicit Faces(const NearCall& call)
         : means(call.batch * call.key_heads * call.clusters.count() * call.k.dim), outliers(means.size()),
@@ -26,36 +26,36 @@ struct Faces {
     void head(const NearCall& call, int64_t bh) {
         int64_t b = bh / call.key_heads, h = bh % call.key_heads, dim = call.k.dim, count = call.clusters.count();
         const int32_t *order = call.clusters.order.at(b, h), *start = call.clusters.start.at(b, h), *stop = call.clusters.stop.at(b, h);
-        std::vector<double> row(dim);
+        std::vector<double> row(dim), mean(dim);
         std::vector<float> scratch(dim);
         double top = 0;
-        bool wild = false;
         for (int64_t c = 0; c < count; c++) {
-            double *mean = means.data() + (bh * count + c) * dim, *outlier = outliers.data() + (bh * count + c) * dim;
+            std::fill(mean.begin(), mean.end(), 0.0);
             for (int64_t i = start[c]; i < stop[c]; i++) {
                 const float* key = fetch(call.k, b, h, order[i], scratch.data());
                 double size = length(key, dim);
                 if (std::isfinite(size)) {
                     for (int64_t d = 0; d < dim; d++) mean[d] += key[d];
-                    top = std::max(top, size);
+                    if (size > top) top = size;  // stays NaN once it is
                 } else {
                     read_double(call.k, b, h, order[i], scratch.data(), row.data());
                     for (int64_t d = 0; d < dim; d++) mean[d] += row[d];
-                    wild = true;
+                    top = NAN;
                 }
             }
             for (int64_t d = 0; d < dim; d++) mean[d] /= double(std::max(1, stop[c] - start[c]));
+            std::copy(mean.begin(), mean.end(), means.begin() + (bh * count + c) * dim);
             float farthest = -1;
             for (int64_t i = start[c]; i < stop[c]; i++) {
                 read_double(call.k, b, h, order[i], scratch.data(), row.data());
-                float far = rounded(squared_distance(row.data(), mean, dim));
+                float far = rounded(squared_distance(row.data(), mean.data(), dim));
                 if (far > farthest) {
                     farthest = far;
-                    std::copy(row.begin(), row.end(), outlier);
+                    std::copy(row.begin(), row.end(), outliers.begin() + (bh * count + c) * dim);
                 }
             }
         }
-        longest[bh] = wild ? NAN : top;
+        longest[bh] = top;
     }
 
     static double squared_distance(const double* a, const double* b, int64_t n) {
@@ -69,145 +69,204 @@ struct Faces {
     }
 };
 
-// The groups of one chunk, which search the same keys.
+// The n-th largest of many numbers, by halving the interval that it is in; −inf entries do not count.
+inline float nth_largest(const float* x, int64_t padded_size, int64_t n) {
+    auto count = [&](float limit) {
+        int64_t total = 0;
+        for (int64_t j = 0; j < padded_size; j += kLanes) total += std::popcount(at_least(load(x + j), limit));
+        return total;
+    };
+    Vec top = splat(-INFINITY), bottom = splat(-INFINITY);
+    for (int64_t j = 0; j < padded_size; j += kLanes) {
+        Vec each = load(x + j);
+        top = max(each, top);
+        bottom = max(where_met(each, splat(0) - each), bottom);
+    }
+    // At least n numbers reach `low`, fewer reach `high`.
+    float low = -std::max(highest(bottom), 0.0f), high = highest(top);
+    if (count(high) >= n) return high;
+    for (float middle; (middle = low + (high - low) / 2) > low && middle < high;) {
+        int64_t reached = count(middle);
+        (reached >= n ? low : high) = middle;
+        if (reached == n) break;
+    }
+    Vec least = splat(INFINITY);  // the smallest that reaches `low`
+    for (int64_t j = 0; j < padded_size; j += kLanes) {
+        alignas(64) float each[kLanes];
+        uint32_t reached = at_least(load(x + j), low);
+        if (!reached) continue;
+        store(each, load(x + j));
+        for (int lane = 0; lane < kLanes; lane++)
+            if (!(reached >> lane & 1)) each[lane] = INFINITY;
+        least = min(load(each), least);
+    }
+    return -highest(splat(0) - least);
+}
+
+// A batch of groups of one head. They say which clusters they search; then each cluster is multiplied with all groups
+// that search it; then each group picks.
 class NearWorker {
 public:
     NearWorker(const NearCall& call, const double* queries, const Faces& faces, const float* logs, int32_t* picks, float* bias)
         : call_(call), queries_(queries), faces_(faces), logs_(logs), picks_(picks), bias_(bias), dim_(call.k.dim),
-          width_(call.visible_width), share_(call.groups / call.chunks), block_(share_ * dim_), panels_(kKeyBlock * dim_),
-          rows_(kKeyBlock * dim_), pointers_(kKeyBlock), key_(dim_), scratch_(dim_) {}
+          width_(call.visible_width), panels_(kKeyBlock * dim_), wide_(kKeyBlock * dim_), block_(kRowBlock * kKeyBlock),
+          pointers_(kKeyBlock), rows_(kRowBlock), scratch_(dim_), key_(dim_) {}
 
-    void chunk(int64_t b, int64_t h, int64_t c) {
-        int64_t hk = h / (call_.heads / call_.key_heads), first = (b * call_.heads + h) * call_.groups + c * share_;
-        const int32_t* visible = call_.visible + (b * call_.chunks + c) * width_;
-        const int32_t *start = call_.clusters.start.at(b, hk), *stop = call_.clusters.stop.at(b, hk);
-        hidden_ = width_ - call_.seen[b * call_.chunks + c];
-        sizes_.assign(width_, 0);
-        int64_t total = 0;
-        for (int64_t slot = hidden_; slot < width_; slot++) total += sizes_[slot] = stop[visible[slot]] - start[visible[slot]];
-        int64_t wanted = std::min(call_.near, total);
-        if (wanted) {
-            choose(b, hk, first, visible, total);
-            list(call_.clusters.order.at(b, hk), start, visible);
-            score(b, hk, first);
+    void batch(int64_t b, int64_t h, int64_t first, int64_t count) {
+        b_ = b;
+        hk_ = h / (call_.heads / call_.key_heads);
+        first_ = (b * call_.heads + h) * call_.groups + first;
+        searches_.clear();
+        begin_.assign(1, 0);
+        for (int64_t g = 0; g < count; g++) {
+            look(first + g);
+            choose(g);
         }
-        for (int64_t g = 0; g < share_; g++) {
-            int32_t* picks = picks_ + (first + g) * call_.near;
-            left_ = sizes_;
-            std::fill(picks, picks + call_.near, 0);
-            if (wanted) pick(b, hk, queries_ + (first + g) * dim_, scores_.data() + g * padded(size()), wanted, picks);
-            float* bias = bias_ + (first + g) * width_;
+        score(count);
+        for (int64_t g = 0; g < count; g++) {
+            look(first + g);
+            int32_t* picks = picks_ + (first_ + g) * call_.near;
+            std::fill_n(picks, call_.near, 0);
+            if (int64_t wanted = std::min(call_.near, total_)) pick(g, wanted, picks);
+            float* bias = bias_ + (first_ + g) * width_;
             for (int64_t slot = 0; slot < width_; slot++) bias[slot] = logs_[left_[slot]];
         }
     }
 
 private:
-    int64_t size() const { return static_cast<int64_t>(keys_.size()); }
+    using Scored = std::pair<float, int64_t>;
+    struct Search {
+        int32_t group, slot, cluster, size;
+        int64_t at;  // of the scores of the cluster's keys
+    };
 
-    // Which clusters to search: of each group the best, until they hold `reach` keys.
-    void choose(int64_t b, int64_t hk, int64_t first, const int32_t* visible, int64_t total) {
-        chosen_.assign(width_, total <= call_.reach);
-        if (total <= call_.reach) return;
-        int64_t head = (b * call_.key_heads + hk) * call_.clusters.count();
-        auto worse = [](const std::pair<float, int64_t>& x, const std::pair<float, int64_t>& y) {
-            return x.first < y.first || (x.first == y.first && x.second > y.second);
+    const int32_t* members(int64_t cluster) const {
+        return call_.clusters.order.at(b_, hk_) + call_.clusters.start.at(b_, hk_)[cluster];
+    }
+    double longest() const { return faces_.longest[b_ * call_.key_heads + hk_]; }
+
+    // What a group sees.
+    void look(int64_t g) {
+        int64_t c = g / (call_.groups / call_.chunks);
+        hidden_ = width_ - call_.seen[b_ * call_.chunks + c];
+        visible_ = call_.visible + (b_ * call_.chunks + c) * width_;
+        const int32_t *start = call_.clusters.start.at(b_, hk_), *stop = call_.clusters.stop.at(b_, hk_);
+        left_.assign(width_, 0);
+        total_ = 0;
+        for (int64_t slot = hidden_; slot < width_; slot++) total_ += left_[slot] = stop[visible_[slot]] - start[visible_[slot]];
+    }
+
+    // The best clusters of a group, until they hold `reach` keys, or all.
+    void choose(int64_t g) {
+        int64_t held = begin_.back();
+        auto add = [&](int64_t slot) {
+            searches_.push_back({int32_t(g), int32_t(slot), visible_[slot], left_[slot], held});
+            held += left_[slot];
         };
-        for (int64_t g = 0; g < share_; g++) {
-            const double* query = queries_ + (first + g) * dim_;
+        if (call_.near && total_ <= call_.reach) {
+            for (int64_t slot = hidden_; slot < width_; slot++)
+                if (left_[slot]) add(slot);
+        } else if (call_.near) {
+            const double* query = queries_ + (first_ + g) * dim_;
+            int64_t head = (b_ * call_.key_heads + hk_) * call_.clusters.count();
             ranked_.clear();
             for (int64_t slot = hidden_; slot < width_; slot++) {
-                if (!sizes_[slot]) continue;
-                int64_t at = (head + visible[slot]) * dim_;
+                if (!left_[slot]) continue;
+                int64_t at = (head + visible_[slot]) * dim_;
                 float likes = rounded(std::max(dot(query, faces_.means.data() + at, dim_), dot(query, faces_.outliers.data() + at, dim_)));
                 ranked_.emplace_back(likes == 0 ? 0 : likes, slot);
             }
+            auto worse = [](const Scored& x, const Scored& y) { return x.first < y.first || (x.first == y.first && x.second > y.second); };
             std::make_heap(ranked_.begin(), ranked_.end(), worse);
-            int64_t held = 0;
-            for (auto last = ranked_.end(); last != ranked_.begin() && held < call_.reach; --last) {
+            for (auto last = ranked_.end(); last != ranked_.begin() && held - begin_.back() < call_.reach; --last) {
                 std::pop_heap(ranked_.begin(), last, worse);
-                chosen_[(last - 1)->second] = 1;
-                held += sizes_[(last - 1)->second];
+                add((last - 1)->second);
+            }
+        }
+        ends_.resize(g + 1);
+        ends_[g] = held;
+        begin_.push_back(padded(held));
+        firsts_.resize(g + 2);
+        firsts_[0] = 0;
+        firsts_[g + 1] = static_cast<int64_t>(searches_.size());
+    }
+
+    // The float32 products of every group with the keys that it searches.
+    void score(int64_t count) {
+        scores_.resize(begin_[count]);
+        rough_.assign(queries_ + first_ * dim_, queries_ + (first_ + count) * dim_);
+        std::vector<int32_t> starts(call_.clusters.count() + 1, 0), order(searches_.size());
+        for (const Search& each : searches_) starts[each.cluster + 1]++;
+        for (size_t c = 1; c < starts.size(); c++) starts[c] += starts[c - 1];
+        std::vector<int32_t> next(starts);
+        for (size_t i = 0; i < searches_.size(); i++) order[next[searches_[i].cluster]++] = static_cast<int32_t>(i);
+        for (int64_t c = 0; c < call_.clusters.count(); c++)
+            if (starts[c] < starts[c + 1]) multiply_cluster(c, order.data() + starts[c], starts[c + 1] - starts[c]);
+        for (int64_t g = 0; g < count; g++) std::fill(scores_.begin() + ends_[g], scores_.begin() + begin_[g + 1], -INFINITY);
+    }
+
+    void multiply_cluster(int64_t cluster, const int32_t* which, int64_t count) {
+        const int32_t* keys = members(cluster);
+        int64_t size = searches_[which[0]].size;
+        for (int64_t at = 0; at < size; at += kKeyBlock) {
+            int64_t here = std::min(kKeyBlock, size - at);
+            for (int64_t j = 0; j < here; j++) pointers_[j] = fetch(call_.k, b_, hk_, keys[at + j], wide_ + j * dim_);
+            transpose_to_panels(pointers_.data(), here, dim_, panels_);
+            for (int64_t first = 0; first < count; first += kRowBlock) {
+                int64_t some = std::min(kRowBlock, count - first);
+                for (int64_t i = 0; i < some; i++) rows_[i] = rough_.data() + searches_[which[first + i]].group * dim_;
+                multiply_rows(some, here, dim_, rows_.data(), 1.0f, panels_, dim_, block_, kKeyBlock);
+                for (int64_t i = 0; i < some; i++)
+                    std::copy_n(block_ + i * kKeyBlock, here, scores_.data() + searches_[which[first + i]].at + at);
             }
         }
     }
 
-    void list(const int32_t* order, const int32_t* start, const int32_t* visible) {
+    // The `wanted` best of a group's keys; those that float32 cannot tell from the last that is wanted are judged in
+    // float64.
+    void pick(int64_t g, int64_t wanted, int32_t* picks) {
+        const double* query = queries_ + (first_ + g) * dim_;
+        const float* scores = scores_.data() + begin_[g];
+        int64_t n = ends_[g] - begin_[g], stride = padded(n), taken = 0;
         keys_.clear();
         slots_.clear();
-        for (int64_t slot = hidden_; slot < width_; slot++)
-            for (int32_t i = 0; chosen_[slot] && i < sizes_[slot]; i++) {
-                keys_.push_back(order[start[visible[slot]] + i]);
-                slots_.push_back(static_cast<int32_t>(slot));
-            }
-    }
-
-    // The products of the groups' queries with the listed keys, in float32.
-    void score(int64_t b, int64_t hk, int64_t first) {
-        int64_t stride = padded(size());
-        if (static_cast<int64_t>(scores_.size()) < share_ * stride) scores_.resize(share_ * stride);
-        for (int64_t i = 0; i < share_ * dim_; i++) block_[i] = static_cast<float>(queries_[first * dim_ + i]);
-        for (int64_t at = 0; at < size(); at += kKeyBlock) {
-            int64_t here = std::min(kKeyBlock, size() - at);
-            for (int64_t j = 0; j < here; j++) {
-                pointers_[j] = fetch(call_.k, b, hk, keys_[at + j], rows_ + j * dim_);
-                if (std::isfinite(faces_.longest[b * call_.key_heads + hk]) || all_finite(pointers_[j], dim_)) continue;
-                std::copy_n(pointers_[j], dim_, rows_ + j * dim_);  // inf and NaN count as 0 in planning
-                zero_wild(rows_ + j * dim_, dim_);
-                pointers_[j] = rows_ + j * dim_;
-            }
-            transpose_to_panels(pointers_.data(), here, dim_, panels_);
-            multiply<false>(share_, here, dim_, block_, dim_, 1, panels_, dim_, scores_.data() + at, stride);
+        for (int64_t i = firsts_[g]; i < firsts_[g + 1]; i++) {
+            const int32_t* keys = members(searches_[i].cluster);
+            keys_.insert(keys_.end(), keys, keys + searches_[i].size);
+            slots_.insert(slots_.end(), searches_[i].size, searches_[i].slot);
         }
-    }
-
-    // The `wanted` best of the listed keys, in the order of the list; those that float32 cannot tell from the last one
-    // that is wanted are judged in float64.
-    void pick(int64_t b, int64_t hk, const double* query, float* scores, int64_t wanted, int32_t* picks) {
-        int64_t n = size(), stride = padded(n), taken = 0;
-        std::fill(scores + n, scores + stride, -INFINITY);
-        double longest = faces_.longest[b * call_.key_heads + hk];
-        float slack = 2 * doubt(std::sqrt(dot(query, query, dim_)), std::isfinite(longest) ? longest : 0, dim_);
-        float last = std::isfinite(longest) ? nth_largest(scores, stride, wanted) : NAN;
-        close_.clear();
         auto take = [&](int64_t j) {
             picks[taken++] = keys_[j];
             left_[slots_[j]]--;
         };
-        if (std::isfinite(last) && std::isfinite(slack)) {
-            for (int64_t j = 0; j < n; j += kLanes)
+        float slack = 2 * doubt(std::sqrt(dot(query, query, dim_)), longest(), dim_);
+        float last = std::isfinite(slack) ? nth_largest(scores, stride, wanted) : NAN;
+        close_.clear();
+        if (std::isfinite(last)) {
+            for (int64_t j = 0; j < stride; j += kLanes)
                 for (uint32_t high = at_least(load(scores + j), last - slack); high; high &= high - 1) {
                     int64_t at = j + std::countr_zero(high);
                     if (scores[at] > last + slack)
                         take(at);
                     else
-                        close_.emplace_back(scores[at], at);
+                        close_.emplace_back(0.0f, at);
                 }
-        } else {
+        } else {  // inf and NaN, which count as 0 in planning, or numbers too large for float32
             for (int64_t j = 0; j < n; j++) close_.emplace_back(0.0f, j);
         }
         int64_t rest = wanted - taken;
         if (static_cast<int64_t>(close_.size()) > rest) {
             for (auto& [score, j] : close_) {
-                read_double(call_.k, b, hk, keys_[j], scratch_.data(), key_.data());
+                read_double(call_.k, b_, hk_, keys_[j], scratch_.data(), key_.data());
                 score = rounded(dot(query, key_.data(), dim_));
                 if (score == 0) score = 0;
             }
-            auto better = [&](const std::pair<float, int64_t>& x, const std::pair<float, int64_t>& y) {
+            auto better = [&](const Scored& x, const Scored& y) {
                 return x.first > y.first || (x.first == y.first && keys_[x.second] < keys_[y.second]);
             };
             std::nth_element(close_.begin(), close_.begin() + rest, close_.end(), better);
         }
         for (int64_t i = 0; i < rest; i++) take(close_[i].second);
-    }
-
-    float nth_largest(const float* scores, int64_t stride, int64_t n) {
-        float bound = at_least_count(scores, stride, n, high_);
-        high_.clear();
-        for (int64_t j = 0; j < stride; j += kLanes)
-            for (uint32_t above = at_least(load(scores + j), bound); above; above &= above - 1)
-                high_.push_back(scores[j + std::countr_zero(above)]);
-        std::nth_element(high_.begin(), high_.begin() + (n - 1), high_.end(), std::greater<float>());
-        return high_[n - 1];
     }
 
     const NearCall& call_;
@@ -216,14 +275,16 @@ private:
     const float* logs_;  // of 0, 1, 2 …
     int32_t* picks_;
     float* bias_;
-    int64_t dim_, width_, share_, hidden_ = 0;
-    Buffer block_, panels_, rows_;
-    std::vector<const float*> pointers_;
+    int64_t dim_, width_, first_ = 0, hidden_ = 0, total_ = 0, b_ = 0, hk_ = 0;
+    const int32_t* visible_ = nullptr;
+    Buffer panels_, wide_, block_;
+    std::vector<const float*> pointers_, rows_;
+    std::vector<float> rough_, scratch_, scores_;
     std::vector<double> key_;
-    std::vector<float> scratch_, scores_, high_;
-    std::vector<int32_t> sizes_, left_, keys_, slots_;
-    std::vector<uint8_t> chosen_;
-    std::vector<std::pair<float, int64_t>> ranked_, close_;
+    std::vector<int64_t> begin_, ends_, firsts_;  // of a group's scores, and of its searches
+    std::vector<Search> searches_;
+    std::vector<int32_t> left_, keys_, slots_;
+    std::vector<Scored> ranked_, close_;
 };
 
 inline void near_keys(const NearCall& call, const double* queries, int32_t* picks, float* bias) {
@@ -231,11 +292,13 @@ inline void near_keys(const NearCall& call, const double* queries, int32_t* pick
     Faces faces(call);
     std::vector<float> logs(call.k.rows + 1);
     for (size_t n = 0; n < logs.size(); n++) logs[n] = static_cast<float>(std::log(double(n)));
+    constexpr int64_t kBatch = 512;
     std::vector<std::unique_ptr<NearWorker>> workers(std::max(1, call.threads));
-    parallel_for(call.batch * call.heads * call.chunks, call.threads, [&](int64_t task, int who) {
+    int64_t batches = (call.groups + kBatch - 1) / kBatch;
+    parallel_for(call.batch * call.heads * batches, call.threads, [&](int64_t task, int who) {
         if (!workers[who]) workers[who] = std::make_unique<NearWorker>(call, queries, faces, logs.data(), picks, bias);
-        int64_t bh = task / call.chunks;
-        workers[who]->chunk(bh / call.heads, bh % call.heads, task % call.chunks);
+        int64_t bh = task / batches, first = task % batches * kBatch;
+        workers[who]->batch(bh / call.heads, bh % call.heads, first, std::min(kBatch, call.groups - first));
     });
 }
 

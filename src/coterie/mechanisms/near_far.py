@@ -16,7 +16,8 @@ from coterie.plan import Means, Plan, Round
 
 _SAMPLE = 16  # tokens a cluster that centroids are trained on
 _REACH = 8  # the clusters that are searched hold so many times the keys that are wanted
-_PER_MEAN = 32  # causal: tokens of a chunk that share a group, and keys of a finished chunk that share a mean
+_PER_GROUP = 8  # causal: queries of a chunk that share a group
+_PER_MEAN = 32  # causal: keys of a finished chunk that share a mean
 _LEVEL = 32  # causal: blocks of one size before blocks of twice the size follow
 
 
@@ -53,7 +54,7 @@ class NearFar(Mechanism):
     16 tokens a cluster. With "auto" sizes of √(2N) groups and clusters: O(N·√N·D).
 
     Causal: keys are cut into chunks. A query meets its own and the previous chunk exactly; of the older ones it meets
-    the near keys that were picked for its group (about 32 queries of its chunk), and the others through the means of
+    the near keys that were picked for its group (about 8 queries of its chunk), and the others through the means of
     about 32 keys inside each finished chunk. As chunks recede they are merged: after 32 chunks come 32 blocks of 2
     chunks, then 32 of 4, and so on, each with as many means as one chunk. Near keys are searched in the clusters whose
     mean or whose outlier (the key farthest from the mean) is liked best, until those hold 8·near keys for each group. O(N·(2·chunk + near + 4·chunk·log N)·D)
@@ -187,15 +188,15 @@ class NearFar(Mechanism):
         )
         return tokens.plan((own, self._meet(tokens, groups, far, picks, bias)), key_means=far.clusters)
 
-    def _in_chunk(self, wanted: int | str) -> int:
-        return math.ceil(self.chunk / _PER_MEAN) if isinstance(wanted, str) else wanted
+    def _in_chunk(self, wanted: int | str, each: int) -> int:
+        return math.ceil(self.chunk / each) if isinstance(wanted, str) else wanted
 
     def _groups_in_chunks(self, tokens: Tokens, chunks: Chunks) -> Groups:
-        clusters = self._in_chunk(self.query_clusters)
+        clusters = self._in_chunk(self.query_clusters, _PER_GROUP)
         parts = Parts(chunks.order, chunks.offsets[:, :-1], chunks.offsets[:, 1:])
         sizes = (parts.stop - parts.start).long()
         counts = (
-            ((sizes + _PER_MEAN - 1) // _PER_MEAN).clamp(1, clusters)
+            ((sizes + _PER_GROUP - 1) // _PER_GROUP).clamp(1, clusters)
             if isinstance(self.query_clusters, str)
             else torch.full_like(sizes, clusters)
         )
@@ -233,7 +234,7 @@ class NearFar(Mechanism):
 
     def _finished_chunks(self, tokens: Tokens, chunks: Chunks) -> Far:
         """The means of all finished blocks of chunks, and those that each chunk sees."""
-        clusters, length = self._in_chunk(self.key_clusters), tokens.sizes.keys
+        clusters, length = self._in_chunk(self.key_clusters, _PER_MEAN), tokens.sizes.keys
         total = max(1, math.ceil(length / self.chunk))
         orders, edges, positions, visible, used = [], [], [], [], []
         older = chunks.older()

@@ -165,10 +165,9 @@ def near_keys(
         visible: (B, C, V) the clusters that the groups of a chunk see: the last `seen` (B, C) of them. Chunks have
             G / C groups each.
         near: how many keys to pick; fewer where a group sees fewer.
-        reach: a group chooses clusters until they hold so many keys, in the order of the product of its query with
-            their mean key or with their outlier, whichever is larger; the groups of a chunk search all that any of them
-            chose. An outlier is the key farthest from the mean: what most queries look for, such as a text's first
-            token, is unlike all other keys.
+        reach: a group searches clusters until they hold so many keys, in the order of the product of its query with
+            their mean key or with their outlier, whichever is larger. An outlier is the key farthest from the mean:
+            what most queries look for, such as a text's first token, is unlike all other keys.
 
     Returns:
         (B, H, G, near) int32 keys, and (B, H, G, V) float32 log of the keys left of each visible cluster.
@@ -195,10 +194,11 @@ def near_keys(
         before = each.gather(-1, ranked).cumsum(-1) - each.gather(-1, ranked)
         chosen = torch.zeros_like(each, dtype=torch.bool).scatter(-1, ranked, before < reach) & (each > 0)
         slot = _slot_of_key(order, first, members, sizes.keys)
-        wanted = chosen.any(-2).gather(-1, slot.clamp(min=0)) & (slot >= 0)
-        top = top_indices(mine @ keys.mT[:, :, None], wanted[..., None, :], near)
+        slot = slot[..., None, :].expand(-1, -1, -1, groups, -1)
+        wanted = chosen.gather(-1, slot.clamp(min=0)) & (slot >= 0)
+        top = top_indices(mine @ keys.mT[:, :, None], wanted, near)
         taken = torch.arange(near, device=tokens.device) < each.sum(-1, keepdim=True)
-        gone = slot[..., None, :].expand(-1, -1, -1, groups, -1).gather(-1, top).clamp(min=0)
+        gone = slot.gather(-1, top).clamp(min=0)
         gone = torch.zeros_like(each).scatter_add(-1, gone, taken.long())
         picks.append(top.to(torch.int32).flatten(2, 3))
         left.append((each - gone).double().log().to(torch.float32).flatten(2, 3))
