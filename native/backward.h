@@ -70,10 +70,9 @@ struct BackwardWorker {
                     for (int64_t j = 0; j < key_count; j++) row_to_panels(key_rows + j * dim, dim, j, kKeyBlock, keys);
                     gathered = true;
                 }
-                multiply_rows(row_count, key_count, dim, query_rows.data(), call.scale, keys_transposed, dim, raw, kKeyBlock);
+                multiply(row_count, key_count, dim, Scattered{query_rows.data()}, keys_transposed, dim, raw, kKeyBlock, call.scale);
                 settle_scores(call, group, first_row, row_count, first_key, key_count, raw, kKeyBlock, multiplicity.get());
-                multiply<false>(row_count, key_count, value_dim, grad, value_dim, 1, values_transposed, value_dim,
-                                grad_weights, kKeyBlock);
+                multiply(row_count, key_count, value_dim, Strided{grad, value_dim, 1}, values_transposed, value_dim, grad_weights, kKeyBlock);
                 differentiate(group, first_row, row_count, first_key, key_count, shifts, lses);
                 spread(group, first_row, row_count, first_key, key_count, wild_grad);
             }
@@ -136,18 +135,18 @@ struct BackwardWorker {
     void spread(const Group& group, int64_t first_row, int64_t row_count, int64_t first_key, int64_t key_count,
                 bool wild_grad) {
         int64_t bh = group.batch * call.heads + group.head, bk = group.batch * call.key_heads + group.key_head;
-        multiply<false>(row_count, dim, key_count, grad_weights, kKeyBlock, 1, keys, kKeyBlock, sums, width);
+        multiply(row_count, dim, key_count, Strided{grad_weights, kKeyBlock, 1}, keys, kKeyBlock, sums, width);
         for (int64_t i = 0; i < row_count; i++) {
             float* to = result.q.row(bh, group.rows[first_row + i]);
             for (int64_t d = 0; d < dim; d++) to[d] += call.scale * sums[i * width + d];
         }
-        multiply<false>(key_count, dim, row_count, grad_weights, 1, kKeyBlock, query_panels, kRowBlock, sums, width);
+        multiply(key_count, dim, row_count, Strided{grad_weights, 1, kKeyBlock}, query_panels, kRowBlock, sums, width);
         for (int64_t j = 0; j < key_count; j++) {
             float* to = result.k.row(bk, group.keys[first_key + j]);
             for (int64_t d = 0; d < dim; d++) to[d] += call.scale * sums[j * width + d];
         }
         if (!wild_grad) {
-            multiply<false>(key_count, value_dim, row_count, weights, 1, kKeyBlock, grad_panels, kRowBlock, sums, value_width);
+            multiply(key_count, value_dim, row_count, Strided{weights, 1, kKeyBlock}, grad_panels, kRowBlock, sums, value_width);
             for (int64_t j = 0; j < key_count; j++) {
                 float* to = result.v.row(bk, group.keys[first_key + j]);
                 for (int64_t d = 0; d < value_dim; d++) to[d] += sums[j * value_width + d];

@@ -71,27 +71,41 @@ struct ForwardWorker {
         return true;
     }
 
+    // Whether rows and keys are real and stand in the order of their positions.
+    bool in_order(const Group& group) const {
+        return group.rows[group.row_count - 1] < call.num_queries && group.keys[group.key_count - 1] < call.num_keys &&
+               std::is_sorted(group.rows, group.rows + group.row_count) && std::is_sorted(group.keys, group.keys + group.key_count);
+    }
+
+    int64_t visible_keys(const Group& group, int64_t row) const {
+        int64_t position = row + call.offset[group.batch];
+        return std::upper_bound(group.keys, group.keys + group.key_count, position) - group.keys;
+    }
+
     void run(const Group& group, const Group* next = nullptr) {
         if (!group.row_count || !group.key_count) return;
         int64_t bh = group.batch * call.heads + group.head;
         if (multiplicity) multiplicity->enter(bh);
-        bool gathered = false, finite = true;
-        for (int64_t first_row = 0; first_row < group.row_count; first_row += kRowBlock) {
-            int64_t row_count = std::min(kRowBlock, group.row_count - first_row);
+        bool gathered = false, finite = true, ordered = call.causal && in_order(group);
+        int64_t most = ordered ? kRowBlock / 4 : kRowBlock;
+        for (int64_t first_row = 0; first_row < group.row_count; first_row += most) {
+            int64_t row_count = std::min(most, group.row_count - first_row);
             for (int64_t i = 0; i < row_count; i++) {
                 query_rows[i] = fetch(call.q, group.batch, group.head, group.rows[first_row + i], query + i * dim);
             }
-            for (int64_t first_key = 0; first_key < group.key_count; first_key += kKeyBlock) {
-                int64_t key_count = std::min(kKeyBlock, group.key_count - first_key);
+            // Keys behind the last of these rows are hidden from all of them.
+            int64_t seen = ordered ? visible_keys(group, group.rows[first_row + row_count - 1]) : group.key_count;
+            for (int64_t first_key = 0; first_key < seen; first_key += kKeyBlock) {
+                int64_t key_count = std::min(kKeyBlock, group.key_count - first_key), count = std::min(key_count, seen - first_key);
                 if (!gathered || group.key_count > kKeyBlock) {
                     gather_keys(group, first_key, key_count);
                     finite = gather_values(group, first_key, key_count);
                     gathered = true;
                 }
                 expect_soon(next);
-                multiply_rows(row_count, key_count, dim, query_rows.data(), call.scale, keys, dim, scores, kKeyBlock, &prefetch);
-                settle_scores(call, group, first_row, row_count, first_key, key_count, scores, kKeyBlock, multiplicity.get());
-                accumulate(group, first_row, row_count, first_key, key_count, finite);
+                multiply(row_count, count, dim, Scattered{query_rows.data()}, keys, dim, scores, kKeyBlock, call.scale, &prefetch);
+                settle_scores(call, group, first_row, row_count, first_key, count, scores, kKeyBlock, multiplicity.get());
+                accumulate(group, first_row, row_count, first_key, count, finite);
                 next = nullptr;
             }
         }
@@ -142,7 +156,7 @@ struct ForwardWorker {
                     if (row[j] != 0) row[j] *= keep(call, bh, group.rows[first_row + i], group.keys[first_key + j]);
         }
         if (!finite) return;
-        multiply<false>(row_count, value_dim, key_count, scores, kKeyBlock, 1, values, kKeyBlock, partial, value_width, &prefetch);
+        multiply(row_count, value_dim, key_count, Strided{scores, kKeyBlock, 1}, values, kKeyBlock, partial, value_width, 1.0f, &prefetch);
         for (int64_t i = 0; i < row_count; i++) {
             float* out = result.out + (bh * call.q.rows + group.rows[first_row + i]) * value_dim;
             const float* add = partial + i * value_width;

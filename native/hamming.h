@@ -152,7 +152,7 @@ inline void sign_bits(const HammingCall& call, const Rows& rows, int64_t b, int6
                 std::fill(to, to + dim, 0.0f);
         }
         if (!all_finite(block, here * dim)) zero_wild(block, here * dim);
-        multiply<false>(here, call.bits, dim, block, dim, 1, const_cast<Candidates&>(planes).panels, dim, scores, stride);
+        multiply(here, call.bits, dim, Strided{block, dim, 1}, const_cast<Candidates&>(planes).panels, dim, scores, stride);
         for (int64_t i = 0; i < here; i++) {
             float limit = doubt(length(block + i * dim, dim), planes.longest, dim);
             for (int64_t m = 0; m < call.bits; m += kLanes) {

@@ -82,7 +82,7 @@ public:
         for (int64_t first = 0; first < n; first += kRowBlock) {
             int64_t here = std::min(kRowBlock, n - first);
             for (int64_t i = 0; i < here; i++) block_[i] = points_.rough(chosen ? chosen[first + i] : first + i);
-            multiply_rows(here, centroids_.count, dim_, block_.data(), 1.0f, centroids_.panels, dim_, scores_, stride_);
+            multiply(here, centroids_.count, dim_, Scattered{block_.data()}, centroids_.panels, dim_, scores_, stride_);
             for (int64_t i = 0; i < here; i++)
                 labels[first + i] = decide(scores_ + i * stride_, chosen ? chosen[first + i] : first + i);
         }

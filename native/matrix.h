@@ -13,77 +13,49 @@ constexpr int kMicro = 12;
 constexpr int kMicro = 6;
 #endif
 
-template <int M, bool Add>
-inline void micro(int64_t depth, const float* a, int64_t row_step, int64_t depth_step, const float* panel, float* c,
-                  int64_t c_stride) {
-    Vec sums[M];
-    for (int i = 0; i < M; i++) sums[i] = Add ? load(c + i * c_stride) : splat(0);
-    for (int64_t k = 0; k < depth; k++) {
-        Vec b = load(panel + k * kLanes);
-        for (int i = 0; i < M; i++) sums[i] = fma(splat(a[i * row_step + k * depth_step]), b, sums[i]);
-    }
-    for (int i = 0; i < M; i++) store(c + i * c_stride, sums[i]);
-}
+// The left factor of a product: rows at equal distances, or anywhere in memory.
+struct Strided {
+    const float* data;
+    int64_t row_step, depth_step;
+    Strided from(int64_t row) const { return {data + row * row_step, row_step, depth_step}; }
+    float operator()(int64_t row, int64_t k) const { return data[row * row_step + k * depth_step]; }
+};
 
-template <bool Add>
-inline void micro_rest(int64_t rows, int64_t depth, const float* a, int64_t row_step, int64_t depth_step,
-                       const float* panel, float* c, int64_t c_stride) {
-    switch (rows) {
-        case 1: return micro<1, Add>(depth, a, row_step, depth_step, panel, c, c_stride);
-        case 2: return micro<2, Add>(depth, a, row_step, depth_step, panel, c, c_stride);
-        case 3: return micro<3, Add>(depth, a, row_step, depth_step, panel, c, c_stride);
-        case 4: return micro<4, Add>(depth, a, row_step, depth_step, panel, c, c_stride);
-        case 5: return micro<5, Add>(depth, a, row_step, depth_step, panel, c, c_stride);
-        case 6: return micro<6, Add>(depth, a, row_step, depth_step, panel, c, c_stride);
-    }
-}
+struct Scattered {
+    const float* const* rows;
+    Scattered from(int64_t row) const { return {rows + row}; }
+    float operator()(int64_t row, int64_t k) const { return rows[row][k]; }
+};
 
-// C (rows × width) = or += A (rows × depth) · B (depth × width). A is read as a[i * row_step + k * depth_step]; B is
-// panels with room for `b_rows` rows; C is row after row with room for padded(width) columns.
-template <bool Add>
-inline void multiply(int64_t rows, int64_t width, int64_t depth, const float* a, int64_t row_step, int64_t depth_step,
-                     const float* b, int64_t b_rows, float* c, int64_t c_stride, Prefetch* prefetch = nullptr) {
-    for (int64_t j = 0; j < width; j += kLanes) {
-        const float* panel = b + j * b_rows;
-        int64_t i = 0;
-        for (; i + kMicro <= rows; i += kMicro) {
-            if (prefetch) prefetch->some();
-            micro<kMicro, Add>(depth, a + i * row_step, row_step, depth_step, panel, c + i * c_stride + j, c_stride);
-        }
-        for (; i < rows; i += 6)
-            micro_rest<Add>(std::min<int64_t>(6, rows - i), depth, a + i * row_step, row_step, depth_step, panel,
-                            c + i * c_stride + j, c_stride);
-    }
-}
-
-// C (rows × width) = scale · A · B, where the rows of A are anywhere in memory.
-template <int M>
-inline void micro_rows(int64_t depth, const float* const* a, float scale, const float* panel, float* c, int64_t c_stride) {
+template <int M, class Left>
+inline void micro(int64_t depth, Left a, float scale, const float* panel, float* c, int64_t c_stride) {
     Vec sums[M];
     for (int i = 0; i < M; i++) sums[i] = splat(0);
     for (int64_t k = 0; k < depth; k++) {
         Vec b = load(panel + k * kLanes);
-        for (int i = 0; i < M; i++) sums[i] = fma(splat(a[i][k]), b, sums[i]);
+        for (int i = 0; i < M; i++) sums[i] = fma(splat(a(i, k)), b, sums[i]);
     }
     for (int i = 0; i < M; i++) store(c + i * c_stride, sums[i] * splat(scale));
 }
 
-inline void multiply_rows(int64_t rows, int64_t width, int64_t depth, const float* const* a, float scale, const float* b,
-                          int64_t b_rows, float* c, int64_t c_stride, Prefetch* prefetch = nullptr) {
+template <int M, class Left>
+inline void micro_of(int64_t rows, int64_t depth, Left a, float scale, const float* panel, float* c, int64_t c_stride) {
+    if (rows == M) return micro<M>(depth, a, scale, panel, c, c_stride);
+    if constexpr (M > 1) micro_of<M - 1>(rows, depth, a, scale, panel, c, c_stride);
+}
+
+// C (rows × width) = scale · A (rows × depth) · B (depth × width). B is panels with room for `b_rows` rows; C is row after
+// row with room for padded(width) columns. Rows are shared out evenly: 4 and 4 keep the arithmetic busier than 6 and 2.
+template <class Left>
+inline void multiply(int64_t rows, int64_t width, int64_t depth, Left a, const float* b, int64_t b_rows, float* c,
+                     int64_t c_stride, float scale = 1, Prefetch* prefetch = nullptr) {
     for (int64_t j = 0; j < width; j += kLanes) {
         const float* panel = b + j * b_rows;
-        int64_t i = 0;
-        for (; i + 6 <= rows; i += 6) {
+        int64_t blocks = (rows + kMicro - 1) / kMicro;
+        for (int64_t i = 0, here; i < rows; i += here, blocks--) {
+            here = (rows - i + blocks - 1) / blocks;
             if (prefetch) prefetch->some();
-            micro_rows<6>(depth, a + i, scale, panel, c + i * c_stride + j, c_stride);
-        }
-        float* to = c + i * c_stride + j;
-        switch (rows - i) {
-            case 1: micro_rows<1>(depth, a + i, scale, panel, to, c_stride); break;
-            case 2: micro_rows<2>(depth, a + i, scale, panel, to, c_stride); break;
-            case 3: micro_rows<3>(depth, a + i, scale, panel, to, c_stride); break;
-            case 4: micro_rows<4>(depth, a + i, scale, panel, to, c_stride); break;
-            case 5: micro_rows<5>(depth, a + i, scale, panel, to, c_stride); break;
+            micro_of<kMicro>(here, depth, a.from(i), scale, panel, c + i * c_stride + j, c_stride);
         }
     }
 }

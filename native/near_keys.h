@@ -14,11 +14,12 @@ namespace coterie::COTERIE_ISA {
 // What stands for the clusters of each key head when they are ranked: the mean, and the outlier, which is the key that is
 // farthest from it.
 struct Faces {
-    std::vector<double> means, outliers;  // (batch, key heads, clusters, dim)
+    std::vector<double> exact;  // (batch, key heads, clusters, 2, dim): mean and outlier
+    std::vector<float> rough;   // the same in float32
     std::vector<double> longest;  // (batch, key heads): the length of the longest key; NaN if some number is not finite
 
     explicit Faces(const NearCall& call)
-        : means(call.batch * call.key_heads * call.clusters.count() * call.k.dim), outliers(means.size()),
+        : exact(call.batch * call.key_heads * call.clusters.count() * 2 * call.k.dim), rough(exact.size()),
           longest(call.batch * call.key_heads) {
         parallel_for(call.batch * call.key_heads, call.threads, [&](int64_t bh, int) { head(call, bh); });
     }
@@ -26,11 +27,11 @@ struct Faces {
     void head(const NearCall& call, int64_t bh) {
         int64_t b = bh / call.key_heads, h = bh % call.key_heads, dim = call.k.dim, count = call.clusters.count();
         const int32_t *order = call.clusters.order.at(b, h), *start = call.clusters.start.at(b, h), *stop = call.clusters.stop.at(b, h);
-        std::vector<double> row(dim), mean(dim);
+        std::vector<double> row(dim);
         std::vector<float> scratch(dim);
         double top = 0;
         for (int64_t c = 0; c < count; c++) {
-            std::fill(mean.begin(), mean.end(), 0.0);
+            double *mean = exact.data() + (bh * count + c) * 2 * dim, *outlier = mean + dim;
             for (int64_t i = start[c]; i < stop[c]; i++) {
                 const float* key = fetch(call.k, b, h, order[i], scratch.data());
                 double size = length(key, dim);
@@ -44,16 +45,16 @@ struct Faces {
                 }
             }
             for (int64_t d = 0; d < dim; d++) mean[d] /= double(std::max(1, stop[c] - start[c]));
-            std::copy(mean.begin(), mean.end(), means.begin() + (bh * count + c) * dim);
             float farthest = -1;
             for (int64_t i = start[c]; i < stop[c]; i++) {
                 read_double(call.k, b, h, order[i], scratch.data(), row.data());
-                float far = rounded(squared_distance(row.data(), mean.data(), dim));
+                float far = rounded(squared_distance(row.data(), mean, dim));
                 if (far > farthest) {
                     farthest = far;
-                    std::copy(row.begin(), row.end(), outliers.begin() + (bh * count + c) * dim);
+                    std::copy(row.begin(), row.end(), outlier);
                 }
             }
+            std::copy(mean, mean + 2 * dim, rough.begin() + (bh * count + c) * 2 * dim);
         }
         longest[bh] = top;
     }
@@ -109,7 +110,7 @@ class NearWorker {
 public:
     NearWorker(const NearCall& call, const double* queries, const Faces& faces, const float* logs, int32_t* picks, float* bias)
         : call_(call), queries_(queries), faces_(faces), logs_(logs), picks_(picks), bias_(bias), dim_(call.k.dim),
-          width_(call.visible_width), panels_(kKeyBlock * dim_), wide_(kKeyBlock * dim_), block_(kRowBlock * kKeyBlock),
+          width_(call.visible_width), share_(call.groups / call.chunks), query_(padded(share_) * dim_), panels_(kKeyBlock * dim_), wide_(kKeyBlock * dim_), block_(kRowBlock * kKeyBlock),
           pointers_(kKeyBlock), rows_(kRowBlock), scratch_(dim_), key_(dim_) {}
 
     void batch(int64_t b, int64_t h, int64_t first, int64_t count) {
@@ -118,9 +119,11 @@ public:
         first_ = (b * call_.heads + h) * call_.groups + first;
         searches_.clear();
         begin_.assign(1, 0);
-        for (int64_t g = 0; g < count; g++) {
+        rough_.assign(queries_ + first_ * dim_, queries_ + (first_ + count) * dim_);
+        for (int64_t g = 0; g < count; g += share_) {
             look(first + g);
-            choose(g);
+            if (call_.near && total_ > call_.reach) like(g);
+            for (int64_t each = g; each < g + share_; each++) choose(each, each - g);
         }
         score(count);
         for (int64_t g = 0; g < count; g++) {
@@ -156,8 +159,34 @@ private:
         for (int64_t slot = hidden_; slot < width_; slot++) total_ += left_[slot] = stop[visible_[slot]] - start[visible_[slot]];
     }
 
+    // How much the groups of a chunk like the clusters that they see, in float32: (visible × groups).
+    void like(int64_t g) {
+        int64_t head = (b_ * call_.key_heads + hk_) * call_.clusters.count(), lanes = padded(share_), seen = width_ - hidden_;
+        std::vector<const float*> rows(std::max(share_, 2 * seen));
+        for (int64_t each = 0; each < share_; each++) rows[each] = rough_.data() + (g + each) * dim_;
+        transpose_to_panels(rows.data(), share_, dim_, query_);
+        for (int64_t j = 0; j < 2 * seen; j++)
+            rows[j] = faces_.rough.data() + ((head + visible_[hidden_ + j / 2]) * 2 + j % 2) * dim_;
+        likes_.resize(2 * seen * lanes);
+        multiply(2 * seen, share_, dim_, Scattered{rows.data()}, query_, dim_, likes_.data(), lanes);
+        for (int64_t j = 0; j < seen; j++)
+            for (int64_t lane = 0; lane < lanes; lane += kLanes)
+                store(likes_.data() + j * lanes + lane, max(load(likes_.data() + 2 * j * lanes + lane), load(likes_.data() + (2 * j + 1) * lanes + lane)));
+    }
+
+    // The clusters that hold at least `reach` keys, best first; returns how many, and whether float32 leaves no doubt.
+    std::pair<int64_t, bool> rank(float slack) {
+        auto worse = [](const Scored& x, const Scored& y) { return x.first < y.first || (x.first == y.first && x.second > y.second); };
+        std::make_heap(ranked_.begin(), ranked_.end(), worse);
+        auto last = ranked_.end();
+        for (int64_t held = 0; last != ranked_.begin() && held < call_.reach; held += left_[last->second]) std::pop_heap(ranked_.begin(), last--, worse);
+        bool sure = last == ranked_.begin() || ranked_.front().first < last->first - slack;
+        if (ranked_.end() - last > 1) sure = sure && (last + 1)->first > last->first + slack;
+        return {ranked_.end() - last, sure && std::isfinite(slack)};
+    }
+
     // The best clusters of a group, until they hold `reach` keys, or all.
-    void choose(int64_t g) {
+    void choose(int64_t g, int64_t lane) {
         int64_t held = begin_.back();
         auto add = [&](int64_t slot) {
             searches_.push_back({int32_t(g), int32_t(slot), visible_[slot], left_[slot], held});
@@ -168,20 +197,20 @@ private:
                 if (left_[slot]) add(slot);
         } else if (call_.near) {
             const double* query = queries_ + (first_ + g) * dim_;
-            int64_t head = (b_ * call_.key_heads + hk_) * call_.clusters.count();
+            int64_t head = (b_ * call_.key_heads + hk_) * call_.clusters.count(), lanes = padded(share_);
             ranked_.clear();
-            for (int64_t slot = hidden_; slot < width_; slot++) {
-                if (!left_[slot]) continue;
-                int64_t at = (head + visible_[slot]) * dim_;
-                float likes = rounded(std::max(dot(query, faces_.means.data() + at, dim_), dot(query, faces_.outliers.data() + at, dim_)));
-                ranked_.emplace_back(likes == 0 ? 0 : likes, slot);
+            for (int64_t slot = hidden_; slot < width_; slot++)
+                if (left_[slot]) ranked_.emplace_back(likes_[(slot - hidden_) * lanes + lane], slot);
+            auto [count, sure] = rank(2 * doubt(std::sqrt(dot(query, query, dim_)), longest(), dim_));
+            if (!sure) {
+                for (auto& [likes, slot] : ranked_) {
+                    const double* face = faces_.exact.data() + (head + visible_[slot]) * 2 * dim_;
+                    likes = rounded(std::max(dot(query, face, dim_), dot(query, face + dim_, dim_)));
+                    if (likes == 0) likes = 0;
+                }
+                count = rank(0).first;
             }
-            auto worse = [](const Scored& x, const Scored& y) { return x.first < y.first || (x.first == y.first && x.second > y.second); };
-            std::make_heap(ranked_.begin(), ranked_.end(), worse);
-            for (auto last = ranked_.end(); last != ranked_.begin() && held - begin_.back() < call_.reach; --last) {
-                std::pop_heap(ranked_.begin(), last, worse);
-                add((last - 1)->second);
-            }
+            for (int64_t i = 1; i <= count; i++) add(ranked_[ranked_.size() - i].second);
         }
         ends_.resize(g + 1);
         ends_[g] = held;
@@ -194,7 +223,6 @@ private:
     // The float32 products of every group with the keys that it searches.
     void score(int64_t count) {
         scores_.resize(begin_[count]);
-        rough_.assign(queries_ + first_ * dim_, queries_ + (first_ + count) * dim_);
         std::vector<int32_t> starts(call_.clusters.count() + 1, 0), order(searches_.size());
         for (const Search& each : searches_) starts[each.cluster + 1]++;
         for (size_t c = 1; c < starts.size(); c++) starts[c] += starts[c - 1];
@@ -215,7 +243,7 @@ private:
             for (int64_t first = 0; first < count; first += kRowBlock) {
                 int64_t some = std::min(kRowBlock, count - first);
                 for (int64_t i = 0; i < some; i++) rows_[i] = rough_.data() + searches_[which[first + i]].group * dim_;
-                multiply_rows(some, here, dim_, rows_.data(), 1.0f, panels_, dim_, block_, kKeyBlock);
+                multiply(some, here, dim_, Scattered{rows_.data()}, panels_, dim_, block_, kKeyBlock);
                 for (int64_t i = 0; i < some; i++)
                     std::copy_n(block_ + i * kKeyBlock, here, scores_.data() + searches_[which[first + i]].at + at);
             }
@@ -275,11 +303,11 @@ private:
     const float* logs_;  // of 0, 1, 2 …
     int32_t* picks_;
     float* bias_;
-    int64_t dim_, width_, first_ = 0, hidden_ = 0, total_ = 0, b_ = 0, hk_ = 0;
+    int64_t dim_, width_, share_, first_ = 0, hidden_ = 0, total_ = 0, b_ = 0, hk_ = 0;
     const int32_t* visible_ = nullptr;
-    Buffer panels_, wide_, block_;
+    Buffer query_, panels_, wide_, block_;
     std::vector<const float*> pointers_, rows_;
-    std::vector<float> rough_, scratch_, scores_;
+    std::vector<float> rough_, scratch_, scores_, likes_;
     std::vector<double> key_;
     std::vector<int64_t> begin_, ends_, firsts_;  // of a group's scores, and of its searches
     std::vector<Search> searches_;
@@ -292,13 +320,14 @@ inline void near_keys(const NearCall& call, const double* queries, int32_t* pick
     Faces faces(call);
     std::vector<float> logs(call.k.rows + 1);
     for (size_t n = 0; n < logs.size(); n++) logs[n] = static_cast<float>(std::log(double(n)));
-    constexpr int64_t kBatch = 512;
+    int64_t share = call.groups / call.chunks, batch = std::max<int64_t>(1, 512 / std::max<int64_t>(1, share)) * share;
+    if (!batch) return;
     std::vector<std::unique_ptr<NearWorker>> workers(std::max(1, call.threads));
-    int64_t batches = (call.groups + kBatch - 1) / kBatch;
+    int64_t batches = (call.groups + batch - 1) / batch;
     parallel_for(call.batch * call.heads * batches, call.threads, [&](int64_t task, int who) {
         if (!workers[who]) workers[who] = std::make_unique<NearWorker>(call, queries, faces, logs.data(), picks, bias);
-        int64_t bh = task / batches, first = task % batches * kBatch;
-        workers[who]->batch(bh / call.heads, bh % call.heads, first, std::min(kBatch, call.groups - first));
+        int64_t bh = task / batches, first = task % batches * batch;
+        workers[who]->batch(bh / call.heads, bh % call.heads, first, std::min(batch, call.groups - first));
     });
 }
 

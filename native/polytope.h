@@ -33,7 +33,7 @@ inline void cross_polytope(const PolytopeCall& call, int64_t* buckets) {
                         std::fill(x, x + dim, 0.0f);
                 }
                 if (!all_finite(block, here * dim)) zero_wild(block, here * dim);
-                multiply<false>(here, columns, dim, block, dim, 1, axes.panels, dim, scores, stride);
+                multiply(here, columns, dim, Strided{block, dim, 1}, axes.panels, dim, scores, stride);
                 for (int64_t i = 0; i < here; i++) {
                     const float* s = scores + i * stride;
                     float best = -1;

@@ -60,7 +60,7 @@ inline void top_keys(const TopCall& call, const double* queries, int64_t* top) {
                 longest = std::max(longest, length(row, dim));
             }
             transpose_to_panels(pointers.data(), keys, dim, panels);
-            multiply<false>(here, keys, dim, block, dim, 1, panels, dim, scores + at, width);
+            multiply(here, keys, dim, Strided{block, dim, 1}, panels, dim, scores + at, width);
         }
         std::vector<std::pair<float, int32_t>> found;
         std::vector<float> maxima;
