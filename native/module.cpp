@@ -224,13 +224,13 @@ NB_MODULE(_native, m) {
     }, nb::arg("queries"), nb::arg("k"), nb::arg("mask"), nb::arg("limits").none(), nb::arg("count"), nb::arg("unit"),
        nb::arg("threads"), nb::arg("top"));
     m.def("near_keys", [](Doubles queries, Any k, std::vector<Ints> clusters, Ints visible, Ints seen, int64_t near, int64_t reach,
-                          int threads, Ints picks, Floats bias) {
+                          int threads, Ints met, Floats bias) {
         NearCall call{int64_t(queries.shape(0)), int64_t(queries.shape(1)), int64_t(k.shape(1)), int64_t(queries.shape(2)),
                       int64_t(visible.shape(1)), int64_t(visible.shape(2)), near, reach, rows_of(k),
                       segments_of(clusters, int64_t(k.shape(0)), int64_t(k.shape(1)), threads), visible.data(), seen.data(), threads};
         nb::gil_scoped_release free;
         check_near(call);
-        kernels().planning.near_keys(call, queries.data(), picks.data(), bias.data());
+        kernels().planning.near_keys(call, queries.data(), met.data(), bias.data());
     });
     m.def("cross_polytope", [](Any x, Bytes mask, Longs columns, int64_t heads, int64_t rounds, int64_t seed, int64_t layer,
                                int threads, Longs buckets) {

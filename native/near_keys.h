@@ -108,8 +108,8 @@ inline float nth_largest(const float* x, int64_t padded_size, int64_t n) {
 // that search it; then each group picks.
 class NearWorker {
 public:
-    NearWorker(const NearCall& call, const double* queries, const Faces& faces, const float* logs, int32_t* picks, float* bias)
-        : call_(call), queries_(queries), faces_(faces), logs_(logs), picks_(picks), bias_(bias), dim_(call.k.dim),
+    NearWorker(const NearCall& call, const double* queries, const Faces& faces, const float* logs, int32_t* met, float* bias)
+        : call_(call), queries_(queries), faces_(faces), logs_(logs), met_(met), bias_(bias), dim_(call.k.dim),
           width_(call.visible_width), share_(call.groups / call.chunks), query_(padded(share_) * dim_), panels_(kKeyBlock * dim_), wide_(kKeyBlock * dim_), block_(kRowBlock * kKeyBlock),
           pointers_(kKeyBlock), rows_(kRowBlock), scratch_(dim_), key_(dim_) {}
 
@@ -128,11 +128,15 @@ public:
         score(count);
         for (int64_t g = 0; g < count; g++) {
             look(first + g);
-            int32_t* picks = picks_ + (first_ + g) * call_.near;
-            std::fill_n(picks, call_.near, 0);
-            if (int64_t wanted = std::min(call_.near, total_)) pick(g, wanted, picks);
-            float* bias = bias_ + (first_ + g) * width_;
-            for (int64_t slot = 0; slot < width_; slot++) bias[slot] = logs_[left_[slot]];
+            int32_t* met = met_ + (first_ + g) * (width_ + call_.near);
+            float* bias = bias_ + (first_ + g) * (width_ + call_.near);
+            std::fill_n(met + width_, call_.near, 0);
+            std::fill_n(bias + width_, call_.near, 0.0f);
+            if (int64_t wanted = std::min(call_.near, total_)) pick(g, wanted, met + width_);
+            for (int64_t slot = 0; slot < width_; slot++) {
+                met[slot] = static_cast<int32_t>(call_.k.rows) + (slot < hidden_ ? 0 : visible_[slot]);
+                bias[slot] = logs_[left_[slot]];
+            }
         }
     }
 
@@ -301,7 +305,7 @@ private:
     const double* queries_;
     const Faces& faces_;
     const float* logs_;  // of 0, 1, 2 …
-    int32_t* picks_;
+    int32_t* met_;
     float* bias_;
     int64_t dim_, width_, share_, first_ = 0, hidden_ = 0, total_ = 0, b_ = 0, hk_ = 0;
     const int32_t* visible_ = nullptr;
@@ -315,7 +319,8 @@ private:
     std::vector<Scored> ranked_, close_;
 };
 
-inline void near_keys(const NearCall& call, const double* queries, int32_t* picks, float* bias) {
+// What each group meets: the virtual rows of the clusters that it sees, and its near keys; and their biases.
+inline void near_keys(const NearCall& call, const double* queries, int32_t* met, float* bias) {
     if (!call.chunks) return;
     Faces faces(call);
     std::vector<float> logs(call.k.rows + 1);
@@ -325,7 +330,7 @@ inline void near_keys(const NearCall& call, const double* queries, int32_t* pick
     std::vector<std::unique_ptr<NearWorker>> workers(std::max(1, call.threads));
     int64_t batches = (call.groups + batch - 1) / batch;
     parallel_for(call.batch * call.heads * batches, call.threads, [&](int64_t task, int who) {
-        if (!workers[who]) workers[who] = std::make_unique<NearWorker>(call, queries, faces, logs.data(), picks, bias);
+        if (!workers[who]) workers[who] = std::make_unique<NearWorker>(call, queries, faces, logs.data(), met, bias);
         int64_t bh = task / batches, first = task % batches * batch;
         workers[who]->batch(bh / call.heads, bh % call.heads, first, std::min(batch, call.groups - first));
     });

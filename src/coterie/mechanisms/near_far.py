@@ -15,7 +15,7 @@ from coterie.mechanisms.base import Mechanism, Tokens, register
 from coterie.plan import Means, Plan, Round
 
 _SAMPLE = 16  # tokens a cluster that centroids are trained on
-_REACH = 8  # the clusters that are searched hold so many times the keys that are wanted
+_REACH = 12  # the clusters that are searched hold so many times the keys that are wanted
 _PER_GROUP = 8  # causal: queries of a chunk that share a group
 _PER_MEAN = 32  # causal: keys of a finished chunk that share a mean
 _LEVEL = 32  # causal: blocks of one size before blocks of twice the size follow
@@ -57,7 +57,7 @@ class NearFar(Mechanism):
     the near keys that were picked for its group (about 8 queries of its chunk), and the others through the means of
     about 32 keys inside each finished chunk. As chunks recede they are merged: after 32 chunks come 32 blocks of 2
     chunks, then 32 of 4, and so on, each with as many means as one chunk. Near keys are searched in the clusters whose
-    mean or whose outlier (the key farthest from the mean) is liked best, until those hold 8·near keys for each group. O(N·(2·chunk + near + 4·chunk·log N)·D)
+    mean or whose outlier (the key farthest from the mean) is liked best, until those hold 12·near keys. O(N·(2·chunk + near + 4·chunk·log N)·D)
     at most. Chunks are counted in real keys, so padding changes nothing.
 
     Causality: `mask`, since queries are grouped with later ones of their chunk; with `strict=True` it is `strict`:
@@ -111,8 +111,8 @@ class NearFar(Mechanism):
             return self._causal(tokens)
         groups = self._query_groups(tokens)
         far, labels = self._key_clusters(tokens)
-        picks, bias = self._best_keys(tokens, groups, far, labels)
-        return tokens.plan((self._meet(tokens, groups, far, picks, bias),), key_means=far.clusters)
+        met, bias = self._best_keys(tokens, groups, far, labels)
+        return tokens.plan((self._meet(tokens, groups, far, met, bias),), key_means=far.clusters)
 
     # --- everybody sees everybody -------------------------------------------------------------------------------------
 
@@ -131,7 +131,7 @@ class NearFar(Mechanism):
         return Far(means, visible.clamp(min=0)[:, None], used[:, None], count[:, None]), labels
 
     def _best_keys(self, tokens: Tokens, groups: Groups, far: Far, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The near keys of each group, (B, H, G, near), and the log of what they leave of each cluster, (B, H, G, V)."""
+        """What each group meets, (B, H, G, V + near): all clusters, and its near keys; and their biases."""
         near, width = min(self.near, tokens.sizes.keys), far.visible.shape[-1]
         share = tokens.sizes.heads // tokens.sizes.key_heads
         picks = tokens.steps.top_keys(tokens, groups.queries, near)
@@ -140,7 +140,9 @@ class NearFar(Mechanism):
         sizes = (far.clusters.stop - far.clusters.start).long().repeat_interleave(share, 1)[:, :, None]
         left = sizes.expand(-1, -1, picks.shape[2], -1).scatter_add(-1, clusters, -real.long().expand_as(clusters))
         shown = far.visible[:, None].expand(-1, left.shape[1], left.shape[2], width)
-        return picks.to(torch.int32), left.gather(-1, shown).double().log().to(torch.float32)
+        met = torch.cat([shown + tokens.sizes.keys, picks], -1).to(torch.int32)
+        bias = left.gather(-1, shown).double().log().to(torch.float32)
+        return met, torch.nn.functional.pad(bias, (0, near))
 
     def _kmeans(self, tokens: Tokens, x: Tensor, mask: Tensor, wanted: int | str) -> tuple[Tensor, int]:
         """The cluster of each row, (B, heads, N), and how many there is room for."""
@@ -183,10 +185,10 @@ class NearFar(Mechanism):
         groups = self._groups_in_chunks(tokens, chunks)
         far = self._finished_chunks(tokens, chunks)
         near = min(self.near, tokens.sizes.keys)
-        picks, bias = tokens.steps.near_keys(
+        met, bias = tokens.steps.near_keys(
             tokens, groups.queries, far.clusters, far.visible.to(torch.int32), far.seen, near, max(1, near * _REACH)
         )
-        return tokens.plan((own, self._meet(tokens, groups, far, picks, bias)), key_means=far.clusters)
+        return tokens.plan((own, self._meet(tokens, groups, far, met, bias)), key_means=far.clusters)
 
     def _in_chunk(self, wanted: int | str, each: int) -> int:
         return math.ceil(self.chunk / each) if isinstance(wanted, str) else wanted
@@ -303,21 +305,20 @@ class NearFar(Mechanism):
 
     # --- both ---------------------------------------------------------------------------------------------------------
 
-    def _meet(self, tokens: Tokens, groups: Groups, far: Far, picks: Tensor, bias: Tensor) -> Round:
-        """Each group meets the clusters that it sees, and the near keys picked from them."""
-        sizes, near = tokens.sizes, picks.shape[-1]
+    @staticmethod
+    def _meet(tokens: Tokens, groups: Groups, far: Far, met: Tensor, bias: Tensor) -> Round:
+        """The round of groups that meet the clusters they see and their near keys."""
         count, width = groups.queries.shape[2], far.visible.shape[-1]
-        share = count // far.visible.shape[1]
-        visible, seen, keys = (x.repeat_interleave(share, 1) for x in (far.visible, far.seen, far.keys))
-        rows = (visible + sizes.keys).to(torch.int32)[:, None].expand(-1, sizes.heads, -1, -1)
-        first = torch.arange(count, device=tokens.device) * (width + near)
+        near, share = met.shape[-1] - width, count // far.visible.shape[1]
+        seen, keys = (x.repeat_interleave(share, 1) for x in (far.seen, far.keys))
+        first = torch.arange(count, device=tokens.device) * met.shape[-1]
         return Round(
             query_order=groups.order,
             query_offsets=groups.offsets,
-            key_order=torch.cat([rows, picks], -1).flatten(2),
+            key_order=met.flatten(2),
             key_start=tokens.per_head(first + width - seen),
             key_stop=tokens.per_head(first + width + keys.clamp(max=near)),
-            bias=torch.nn.functional.pad(bias, (0, near)).flatten(2),
+            bias=bias.flatten(2),
         )
 
 

@@ -342,17 +342,14 @@ def near_keys_op(
 def _empty_near(
     queries: Tensor, k: Tensor, clusters: list[Tensor], visible: Tensor, seen: Tensor, near: int, reach: int
 ) -> tuple[Tensor, Tensor]:
-    rows = queries.shape[:3]
-    return (
-        queries.new_empty((*rows, near), dtype=torch.int32),
-        queries.new_empty((*rows, visible.shape[-1]), dtype=torch.float32),
-    )
+    shape = (*queries.shape[:3], visible.shape[-1] + near)
+    return queries.new_empty(shape, dtype=torch.int32), queries.new_empty(shape, dtype=torch.float32)
 
 
 def near_keys(
     tokens: Tokens, queries: Tensor, clusters: Means, visible: Tensor, seen: Tensor, near: int, reach: int
 ) -> tuple[Tensor, Tensor]:
-    """The best keys of each group of queries, and the log of how many keys they leave to each cluster."""
+    """What each group of queries meets, (B, H, G, V + near): clusters, then its best keys; and the biases."""
     members = [clusters.order, clusters.start, clusters.stop]
     found: tuple[Tensor, Tensor] = near_keys_op(
         queries, tokens.raw_k, members, visible, seen.to(torch.int32), near, reach

@@ -157,7 +157,7 @@ def top_keys(
 def near_keys(
     tokens: Tokens, queries: Tensor, clusters: Means, visible: Tensor, seen: Tensor, near: int, reach: int
 ) -> tuple[Tensor, Tensor]:
-    """The best keys of each group of queries, and the log of how many keys they leave to each cluster.
+    """What each group of queries meets: the clusters that it sees, and its best keys.
 
     Args:
         queries: (B, H, G, D) float64, what stands for each group, scale included.
@@ -170,7 +170,8 @@ def near_keys(
             what most queries look for, such as a text's first token, is unlike all other keys.
 
     Returns:
-        (B, H, G, near) int32 keys, and (B, H, G, V) float32 log of the keys left of each visible cluster.
+        (B, H, G, V + near) int32 key rows, those of clusters as in `visible`, behind the real ones; and their float32
+        biases: the log of how many keys a cluster has left, 0 for keys.
     """
     sizes, (chunks, width) = tokens.sizes, visible.shape[1:]
     share = sizes.heads // sizes.key_heads
@@ -179,9 +180,9 @@ def near_keys(
     keys, groups = tokens.k, queries.shape[2] // max(1, chunks)
     means, outliers = _means_and_outliers(keys, order, start, stop)
     queries = queries.unflatten(2, (chunks, groups))
-    rows = max(1, _BUDGET // max(1, sizes.batch * sizes.heads * sizes.keys * groups))
+    some = max(1, _BUDGET // max(1, sizes.batch * sizes.heads * sizes.keys * groups))
     picks, left = [], []
-    for part in torch.arange(chunks, device=tokens.device).split(rows):
+    for part in torch.arange(chunks, device=tokens.device).split(some):
         count, mine = part.numel(), queries[:, :, part]
         used = torch.arange(width, device=tokens.device) >= width - seen[:, part, None]
         which = torch.where(used, visible[:, part].long(), 0)[:, None].expand(-1, sizes.heads, -1, -1)
@@ -200,9 +201,10 @@ def near_keys(
         taken = torch.arange(near, device=tokens.device) < each.sum(-1, keepdim=True)
         gone = slot.gather(-1, top).clamp(min=0)
         gone = torch.zeros_like(each).scatter_add(-1, gone, taken.long())
-        picks.append(top.to(torch.int32).flatten(2, 3))
+        rows = (which + sizes.keys)[..., None, :].expand_as(each)
+        picks.append(torch.cat([rows, top], -1).to(torch.int32).flatten(2, 3))
         left.append((each - gone).double().log().to(torch.float32).flatten(2, 3))
-    return torch.cat(picks, 2), torch.cat(left, 2)
+    return torch.cat(picks, 2), torch.nn.functional.pad(torch.cat(left, 2), (0, near))
 
 
 def _means_and_outliers(x: Tensor, order: Tensor, start: Tensor, stop: Tensor) -> tuple[Tensor, Tensor]:
