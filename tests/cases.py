@@ -63,7 +63,9 @@ MECHANISMS = {
     "full": coterie.Full(),
 }
 CAUSAL = {name: m for name, m in MECHANISMS.items() if m.causality != "none"}
-STRICT = {name: MECHANISMS[name] for name in ("near-far-strict", "reformer-strict", "local", "longformer", "topk", "full")}
+STRICT = {
+    name: MECHANISMS[name] for name in ("near-far-strict", "reformer-strict", "local", "longformer", "topk", "full")
+}
 MEANS = {name: m for name, m in MECHANISMS.items() if name.startswith(("clustered", "improved", "near-far"))}
 
 

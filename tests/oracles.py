@@ -127,3 +127,24 @@ def euclidean_lloyd(points: Tensor, starts: list[int], iterations: int) -> list[
             if members:
                 centroids[c] = torch.stack(members).mean(0)
     return assign()
+
+
+def near_far(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, groups: list[int], clusters: list[int], near: int
+) -> Tensor:
+    """A group's mean query picks `near` keys; the members meet those, and the rest of each cluster as its mean, which
+    counts for as many keys as were not picked."""
+    out = []
+    means = {c: [j for j, x in enumerate(clusters) if x == c] for c in set(clusters)}
+    for i in range(q.shape[0]):
+        members = [m for m, x in enumerate(groups) if x == groups[i]]
+        mean = sum(q[m].detach() for m in members) / len(members)
+        liked = sorted(range(k.shape[0]), key=lambda j: (-float(scale * mean @ k[j].detach()), j))[:near]
+        scores, values = [scale * (q[i] @ k[j]) for j in liked], [v[j] for j in liked]
+        for keys in means.values():
+            left = len([j for j in keys if j not in liked])
+            if left:
+                scores.append(scale * (q[i] @ (sum(k[j] for j in keys) / len(keys))) + math.log(left))
+                values.append(sum(v[j] for j in keys) / len(keys))
+        out.append(torch.softmax(torch.stack(scores), 0) @ torch.stack(values))
+    return torch.stack(out)

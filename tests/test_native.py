@@ -288,7 +288,11 @@ def test_opcheck():
     bounds = [torch.tensor(x, dtype=torch.int32) for x in ([list(range(20))], [[0, 7]], [[7, 20]])]
     torch.library.opcheck(planning.kmeans_op, (plain[0], *bounds, None, None, seed, 4, 2, 3, False, True, 0))
     torch.library.opcheck(planning.top_keys_op, (plain[0].double(), plain[1], real, None, 5, False))
-    clusters = [order, torch.tensor([[[0, 7]] * 2], dtype=torch.int32), torch.tensor([[[7, 20]] * 2], dtype=torch.int32)]
+    clusters = [
+        order,
+        torch.tensor([[[0, 7]] * 2], dtype=torch.int32),
+        torch.tensor([[[7, 20]] * 2], dtype=torch.int32),
+    ]
     visible = torch.tensor([[[0, 1]] * 5], dtype=torch.int32), torch.full((1, 5), 2, dtype=torch.int32)
     torch.library.opcheck(planning.near_keys_op, (plain[0].double(), plain[1], clusters, *visible, 4, 9))
     torch.library.opcheck(planning.order_by_op, (torch.randn(2, 9), torch.ones(2, 9, dtype=torch.bool)))

@@ -14,6 +14,7 @@ from coterie.grouping import Parts, compact
 from coterie.mechanisms.base import Mechanism, Tokens, register
 from coterie.plan import Means, Plan, Round
 
+_QUERIES, _KEYS = 4, 2  # "auto": √(4N) groups of queries, √(2N) clusters of keys
 _SAMPLE = 16  # tokens a cluster that centroids are trained on
 _REACH = 12  # the clusters that are searched hold so many times the keys that are wanted
 _PER_GROUP = 8  # causal: queries of a chunk that share a group
@@ -50,15 +51,15 @@ class NearFar(Mechanism):
 
         out_i = [Σ_{j∈near} e^{s_ij} v_j + Σ_g n_g e^{scale·q_i·k̄_g} v̄_g] / [the same sums without v]
 
-    No key is dropped, and no training is needed. The gradient flows through q, k, v and the means. Centroids are trained on at most
-    16 tokens a cluster. With "auto" sizes of √(2N) groups and clusters: O(N·√N·D).
+    No key is dropped, and no training is needed. The gradient flows through q, k, v and the means. Centroids are
+    trained on at most 16 tokens a cluster. With "auto" sizes, √(4N) groups and √(2N) clusters, it costs O(N·√N·D).
 
     Causal: keys are cut into chunks. A query meets its own and the previous chunk exactly; of the older ones it meets
     the near keys that were picked for its group (about 8 queries of its chunk), and the others through the means of
     about 32 keys inside each finished chunk. As chunks recede they are merged: after 32 chunks come 32 blocks of 2
     chunks, then 32 of 4, and so on, each with as many means as one chunk. Near keys are searched in the clusters whose
-    mean or whose outlier (the key farthest from the mean) is liked best, until those hold 12·near keys. O(N·(2·chunk + near + 4·chunk·log N)·D)
-    at most. Chunks are counted in real keys, so padding changes nothing.
+    mean or whose outlier (the key farthest from the mean) is liked best, until those hold 12·near keys. Each query
+    meets at most 2·chunk + near + (33·chunk/32)·log₂(N/(16·chunk)) rows, so it costs O(N·log N·D). Chunks are counted in real keys, so padding changes nothing.
 
     Causality: `mask`, since queries are grouped with later ones of their chunk; with `strict=True` it is `strict`:
     queries join the group of the previous chunk that they are nearest to (in the first chunk of a call there is one
@@ -117,15 +118,15 @@ class NearFar(Mechanism):
     # --- everybody sees everybody -------------------------------------------------------------------------------------
 
     def _query_groups(self, tokens: Tokens) -> Groups:
-        labels, clusters = self._kmeans(tokens, tokens.raw_q, tokens.query_mask, self.query_clusters)
+        labels, clusters = self._kmeans(tokens, tokens.raw_q, tokens.query_mask, self.query_clusters, _QUERIES)
         order, offsets = tokens.steps.group_by(labels, tokens.query_mask[:, None], clusters)
         return Groups(order, offsets, tokens.scale * tokens.steps.cluster_means(tokens, labels, clusters))
 
     def _key_clusters(self, tokens: Tokens) -> tuple[Far, Tensor]:
-        labels, clusters = self._kmeans(tokens, tokens.raw_k, tokens.key_mask, self.key_clusters)
+        labels, clusters = self._kmeans(tokens, tokens.raw_k, tokens.key_mask, self.key_clusters, _KEYS)
         order, offsets = tokens.steps.group_by(labels, tokens.key_mask[:, None], clusters)
         count = tokens.real_keys[1]
-        used = self._count(self.key_clusters, count).clamp(max=clusters)
+        used = self._count(self.key_clusters, count, _KEYS).clamp(max=clusters)
         visible = torch.arange(clusters, device=tokens.device) - (clusters - used)[:, None]
         means = Means(order, offsets[..., :-1], offsets[..., 1:])
         return Far(means, visible.clamp(min=0)[:, None], used[:, None], count[:, None]), labels
@@ -144,10 +145,10 @@ class NearFar(Mechanism):
         bias = left.gather(-1, shown).double().log().to(torch.float32)
         return met, torch.nn.functional.pad(bias, (0, near))
 
-    def _kmeans(self, tokens: Tokens, x: Tensor, mask: Tensor, wanted: int | str) -> tuple[Tensor, int]:
+    def _kmeans(self, tokens: Tokens, x: Tensor, mask: Tensor, wanted: int | str, share: int) -> tuple[Tensor, int]:
         """The cluster of each row, (B, heads, N), and how many there is room for."""
-        clusters = _auto(mask.shape[-1]) if isinstance(wanted, str) else wanted
-        counts = self._count(wanted, mask.sum(-1))[:, None]
+        clusters = max(1, math.ceil(math.sqrt(share * mask.shape[-1]))) if isinstance(wanted, str) else wanted
+        counts = self._count(wanted, mask.sum(-1), share)[:, None]
         labels, _ = tokens.steps.kmeans(
             x,
             Parts.whole(mask),
@@ -164,22 +165,22 @@ class NearFar(Mechanism):
         return {"seed": self.seed, "layer": tokens.layer, "per_head": False}
 
     @staticmethod
-    def _count(wanted: int | str, length: Tensor) -> Tensor:
-        """Clusters of sequences of these lengths."""
+    def _count(wanted: int | str, length: Tensor, share: int) -> Tensor:
+        """Clusters of sequences of these lengths: √(share·N), unless a number is wanted."""
         if isinstance(wanted, int):
             return torch.full_like(length, wanted)
-        return (2.0 * length).sqrt().ceil().long().clamp(min=1)
+        return (share * length.double()).sqrt().ceil().long().clamp(min=1)
 
     # --- the past alone -----------------------------------------------------------------------------------------------
 
     def _causal(self, tokens: Tokens) -> Plan:
         chunks = Chunks.of(tokens, self.chunk)
-        stop = torch.minimum((chunks.index + 1) * self.chunk, chunks.num_keys[:, None])
+        stop = torch.minimum((chunks.place + 1) * self.chunk, chunks.num_keys[:, None])
         own = Round(
             query_order=tokens.per_head(chunks.order),
             query_offsets=tokens.per_head(chunks.offsets),
             key_order=tokens.per_head(chunks.keys),
-            key_start=tokens.per_head(torch.minimum((chunks.index - 1).clamp(min=0) * self.chunk, stop)),
+            key_start=tokens.per_head(torch.minimum((chunks.place - 1).clamp(min=0) * self.chunk, stop)),
             key_stop=tokens.per_head(stop),
         )
         groups = self._groups_in_chunks(tokens, chunks)
@@ -322,15 +323,10 @@ class NearFar(Mechanism):
         )
 
 
-def _auto(length: int) -> int:
-    """The number of clusters of a sequence of this length."""
-    return max(1, math.ceil(math.sqrt(2 * length)))
-
-
 class Chunks(NamedTuple):
     """Real keys cut into chunks, and the queries of each chunk.
 
-    Chunk c of the queries is the one whose last visible key is in chunk `index` of the keys. A query that sees no key
+    Chunk c of the queries is the one whose last visible key is in chunk `place` of the keys. A query that sees no key
     has no place.
     """
 
@@ -339,13 +335,13 @@ class Chunks(NamedTuple):
     rank_of_key: Tensor  # (B, Nk): how many real keys come before
     order: Tensor  # (B, Nq) int32, queries that have a place, in order
     offsets: Tensor  # (B, chunks + 1) int32
-    index: Tensor  # (B, chunks)
+    place: Tensor  # (B, chunks)
     of_query: Tensor  # (B, Nq): which of these chunks
     placed: Tensor  # (B, Nq) bool
 
     def older(self) -> Tensor:
         """(B, chunks): how many chunks come before the previous one; none where there is no query to see them."""
-        return torch.where(self.offsets[:, 1:] > self.offsets[:, :-1], self.index - 1, 0).clamp(min=0)
+        return torch.where(self.offsets[:, 1:] > self.offsets[:, :-1], self.place - 1, 0).clamp(min=0)
 
     @staticmethod
     def of(tokens: Tokens, chunk: int) -> Chunks:
@@ -365,5 +361,5 @@ class Chunks(NamedTuple):
         counts = torch.zeros(tokens.sizes.batch, capacity, dtype=torch.int64, device=tokens.device)
         counts.scatter_add_(-1, of_query, placed.long())
         offsets = torch.nn.functional.pad(counts.cumsum(-1), (1, 0)).to(torch.int32)
-        index = first + torch.arange(capacity, device=tokens.device)
-        return Chunks(keys, num_keys, upto[:, :-1], order, offsets, index, of_query, placed)
+        place = first + torch.arange(capacity, device=tokens.device)
+        return Chunks(keys, num_keys, upto[:, :-1], order, offsets, place, of_query, placed)

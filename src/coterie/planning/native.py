@@ -310,9 +310,7 @@ def _empty_top(queries: Tensor, k: Tensor, mask: Tensor, limits: Tensor | None, 
     return queries.new_empty((*queries.shape[:3], count), dtype=torch.int64)
 
 
-def top_keys(
-    tokens: Tokens, queries: Tensor, count: int, *, unit: bool = False, causal: bool = False
-) -> Tensor:
+def top_keys(tokens: Tokens, queries: Tensor, count: int, *, unit: bool = False, causal: bool = False) -> Tensor:
     """The `count` real keys with the largest product with each row of `queries` (B, H, C, D), best first."""
     limits = tokens.query_positions.long() + 1 if causal else None
     top: Tensor = top_keys_op(queries, tokens.raw_k, tokens.key_mask, limits, count, unit)

@@ -133,9 +133,7 @@ def routing_centroids(tokens: Tokens, clusters: int, iterations: int, seed: int)
     return centroids, clustering.nearest(q, centroids)
 
 
-def top_keys(
-    tokens: Tokens, queries: Tensor, count: int, *, unit: bool = False, causal: bool = False
-) -> Tensor:
+def top_keys(tokens: Tokens, queries: Tensor, count: int, *, unit: bool = False, causal: bool = False) -> Tensor:
     """The `count` real keys with the largest product with each row of `queries` (B, H, C, D), best first.
 
     `unit`: keys count by their direction alone. `causal`: row i sees what query i sees.

@@ -1,0 +1,341 @@
+"""`make fidelity`: what clustered attention costs in fidelity, on real pre-trained models, without training.
+
+Every mechanism meets the same number of keys a query. Printed: the relative error and cosine of attention outputs, of
+sentence embeddings, and what becomes of tasks; written: out/fidelity.json and out/fidelity.png.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import xml.etree.ElementTree as ElementTree
+import zipfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from torch import Tensor
+
+import coterie
+from benchmarks.models import Heads, MiniLM, SmolLM, attending, dense, documentation, with_mechanism
+from coterie import Mechanism
+
+# What meets about `keys` keys a query at 512 tokens.
+AT_EQUAL_KEYS: dict[str, Callable[[int], Mechanism]] = {
+    "smyrf": lambda keys: coterie.Smyrf(rounds=keys // 32, cluster_size=32),
+    "reformer": lambda keys: coterie.Reformer(rounds=keys // 32, chunk_size=16),
+    "routing": lambda keys: coterie.Routing(clusters=16, window=keys),
+    "local": lambda keys: coterie.Local(window=keys),
+    "longformer": lambda keys: coterie.Longformer(window=keys - 8, global_tokens=4),
+    "clustered": lambda keys: coterie.Clustered(clusters=keys, space="euclidean"),
+    "improved-clustered": lambda keys: coterie.ImprovedClustered(
+        clusters=keys // 3, topk=keys - keys // 3, space="euclidean"
+    ),
+    "topk (oracle)": lambda keys: coterie.TopK(k=keys),
+    "near-far": lambda keys: coterie.NearFar(near=keys - keys // 3, key_clusters=keys // 3),
+}
+BUDGETS = (48, 96, 144, 192)
+DOCUMENTS = 3  # × 6 layers × 12 heads = 216 heads
+
+
+class Fidelity:
+    """One run: what it prints, and what it remembers."""
+
+    def __init__(self, data: Path, out: Path) -> None:
+        console = Console()
+        self.console = Console(width=max(console.width, 124))  # a row is not worth folding
+        self.data, self.out = data, out
+        self.found: dict[str, Any] = {"torch": torch.__version__, "coterie": coterie.__version__}
+
+    def table(self, title: str, columns: Iterable[str], rows: Iterable[list[str]]) -> None:
+        table = Table(title=title)
+        for index, column in enumerate(columns):
+            table.add_column(column, justify="right" if index else "left", no_wrap=True)
+        for row in rows:
+            table.add_row(*row)
+        self.console.print(table)
+
+    def missing(self, name: str, what: str) -> bool:
+        """Say how to get data that is not there."""
+        if (self.data / name).exists():
+            return False
+        self.console.print(f"[yellow]skipped[/] {name}: put {what} into {self.data / name}, or name its folder: --data")
+        self.found[name] = "no data"
+        return True
+
+    # --- MiniLM -------------------------------------------------------------------------------------------------------
+
+    def minilm(self, model: MiniLM) -> None:
+        """Attention outputs and embeddings of long documents."""
+        texts = documentation()
+        documents = [torch.tensor([model.tokens(text)]) for text in texts if len(model.tokens(text)) == 512]
+        caught: list[tuple[Heads, Tensor]] = []
+
+        def catch(heads: Heads) -> Tensor:
+            caught.append((heads, dense(heads)))
+            return caught[-1][1]
+
+        with attending(catch):
+            for ids in documents[:DOCUMENTS]:
+                model.embed(ids)
+        with attending(dense):
+            exact = torch.cat([model.embed(ids) for ids in documents])
+        rows = []
+        with self.progress() as progress:
+            task = progress.add_task("MiniLM", total=len(BUDGETS) * len(AT_EQUAL_KEYS))
+            for keys in BUDGETS:
+                for name, make in AT_EQUAL_KEYS.items():
+                    row = {"name": name, **_compare(make(keys), caught)}
+                    if keys == 96:
+                        with attending(with_mechanism(make(keys))):
+                            found = torch.cat([model.embed(ids) for ids in documents])
+                        row["embedding"] = float((found * exact).sum(-1).mean())
+                    rows.append(row)
+                    progress.advance(task)
+        self.found["minilm"] = rows
+        heads = sum(h.q.shape[1] for h, _ in caught)
+        self.table(
+            f"MiniLM, 512 tokens: attention outputs of {heads} heads, embeddings of {len(documents)} documents",
+            ("mechanism", "keys met", "relative error", "cosine", "embedding's cosine"),
+            [
+                [r["mechanism"], f"{r['met']:.0f}", f"{r['error']:.3f}", f"{r['cosine']:.3f}", f"{r['embedding']:.4f}"]
+                for r in rows
+                if "embedding" in r
+            ],
+        )
+        near_far = next(r for r in rows if r["name"] == "near-far" and "embedding" in r)
+        self.table(
+            "near-far by layer",
+            ("layer", *map(str, range(len(near_far["layers"])))),
+            [["relative error", *[f"{e:.3f}" for e in near_far["layers"]]]],
+        )
+        self.plot(rows)
+
+    def stsb(self, model: MiniLM) -> None:
+        """Spearman correlation on STS-B's test set; its sentences are short."""
+        if self.missing("stsb", "the STS Benchmark's sts-test.csv"):
+            return
+        from scipy.stats import spearmanr
+
+        with (self.data / "stsb" / "sts-test.csv").open(encoding="utf-8") as file:
+            lines = list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+        scores = [float(line[4]) for line in lines]
+        sentences = [model.tokens(line[column]) for column in (5, 6) for line in lines]
+        rows: list[dict[str, Any]] = []
+        for name, attend in (
+            ("dense", dense),
+            ("near-far:near=4,key_clusters=4", with_mechanism(coterie.NearFar(near=4, key_clusters=4))),
+            ("smyrf:rounds=1,cluster_size=8", with_mechanism(coterie.Smyrf(rounds=1, cluster_size=8))),
+        ):
+            first, second = self.embeddings(model, sentences, attend, name).chunk(2)
+            found = spearmanr((first * second).sum(-1).numpy(), scores).statistic
+            rows.append({"mechanism": name, "spearman": float(found)})
+        self.found["stsb"] = rows
+        longest = max(map(len, sentences))
+        self.table(
+            f"STS-B test, {len(lines):,} pairs of at most {longest} tokens",
+            ("attention", "Spearman"),
+            [[r["mechanism"], f"{r['spearman']:.4f}"] for r in rows],
+        )
+
+    def documents(self, model: MiniLM) -> None:
+        """Accuracy of a logistic regression on frozen embeddings of long labelled documents, 5-fold."""
+        from sklearn.linear_model import LogisticRegression
+        from sklearn.model_selection import StratifiedKFold, cross_val_score
+
+        rows: list[dict[str, Any]] = []
+        for name, what, read in (
+            ("nltk", "NLTK's movie_reviews.zip", _movie_reviews),
+            ("hyperpartisan", "the two by-article XML files of SemEval-2019 Task 4", _hyperpartisan),
+        ):
+            if self.missing(name, what):
+                continue
+            texts, labels = read(self.data / name)
+            ids = [model.tokens(text) for text in texts]
+            share = sum(len(x) == 512 for x in ids) / len(ids)
+            for kind, attend in (
+                ("dense", dense),
+                ("near-far", with_mechanism(coterie.NearFar())),
+                ("smyrf:rounds=3,cluster_size=32", with_mechanism(coterie.Smyrf(rounds=3, cluster_size=32))),
+            ):
+                x = self.embeddings(model, ids, attend, f"{name}, {kind}").numpy()
+                folds = StratifiedKFold(5, shuffle=True, random_state=0)
+                accuracy = cross_val_score(LogisticRegression(max_iter=2000, C=10.0), x, labels, cv=folds)
+                rows.append(
+                    {"data": read.__name__[1:], "attention": kind, "accuracy": float(accuracy.mean()), "long": share}
+                )
+        self.found["documents"] = rows
+        if rows:
+            self.table(
+                "Documents cut at 512 tokens, logistic regression on frozen embeddings, 5-fold",
+                ("data", "attention", "accuracy", "documents of 512 tokens"),
+                [[r["data"], r["attention"], f"{r['accuracy']:.2%}", f"{r['long']:.0%}"] for r in rows],
+            )
+
+    def embeddings(self, model: MiniLM, ids: list[list[int]], attend: Callable[[Heads], Tensor], title: str) -> Tensor:
+        with self.progress() as progress, attending(attend):
+            task = progress.add_task(title, total=len(ids))
+            return model.embed_all(ids, lambda count: progress.advance(task, count))
+
+    # --- SmolLM2 ------------------------------------------------------------------------------------------------------
+
+    def smollm(self, lengths: list[int]) -> None:
+        """The loss of the next token on long text."""
+        model = SmolLM()
+        text = "\n\n".join(documentation())
+        rows: list[dict[str, Any]] = []
+        with self.progress() as progress:
+            task = progress.add_task("SmolLM2", total=4 * len(lengths))
+            for length in lengths:
+                ids = model.tokens(text[: 16 * length], length)
+                caught: list[Heads] = []
+
+                def catch(heads: Heads, caught: list[Heads] = caught) -> Tensor:
+                    caught[:] = [heads]
+                    return dense(heads)
+
+                with attending(catch):
+                    exact = float(model.losses(ids).mean())
+                rows.append(
+                    {"length": length, "mechanism": "dense", "met": (length + 1) / 2, "loss": exact, "ratio": 1.0}
+                )
+                progress.advance(task)
+                near_far = coterie.NearFar(near=128)
+                met = _met(near_far, caught[0])
+                for mechanism in (
+                    near_far,
+                    coterie.Longformer(window=round(met), global_tokens=4),
+                    coterie.Smyrf(rounds=round(met / 32), cluster_size=64),
+                ):
+                    with attending(with_mechanism(mechanism)):
+                        loss = float(model.losses(ids).mean())
+                    rows.append(
+                        {
+                            "length": length,
+                            "mechanism": str(mechanism),
+                            "met": _met(mechanism, caught[0]),
+                            "loss": loss,
+                            "ratio": loss / exact,
+                        }
+                    )
+                    progress.advance(task)
+        self.found["smollm"] = rows
+        self.table(
+            "SmolLM2-135M on Python's documentation: loss of the next token",
+            ("attention", "tokens", "keys met", "loss", "against dense"),
+            [
+                [r["mechanism"], f"{r['length']:,}", f"{r['met']:.0f}", f"{r['loss']:.4f}", f"{r['ratio'] - 1:+.2%}"]
+                for r in rows
+            ],
+        )
+
+    # --- what is left -------------------------------------------------------------------------------------------------
+
+    def progress(self) -> Progress:
+        return Progress(console=self.console, transient=True)
+
+    def plot(self, rows: list[dict[str, Any]]) -> None:
+        """Error against keys met, one line a mechanism."""
+        import matplotlib
+
+        matplotlib.use("Agg")
+        import matplotlib.pyplot as plt
+
+        figure, axes = plt.subplots(figsize=(7, 5))
+        for name in AT_EQUAL_KEYS:
+            points = sorted((r["met"], r["error"]) for r in rows if r["name"] == name)
+            axes.plot(*zip(*points, strict=True), marker="o", label=name, linewidth=2.5 if name == "near-far" else 1.2)
+        axes.set(xlabel="keys met by a query, of 512", ylabel="relative error of the attention output", yscale="log")
+        axes.set_title("MiniLM, 216 heads, no training")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8, ncols=2)
+        self.out.mkdir(parents=True, exist_ok=True)
+        figure.savefig(self.out / "fidelity.png", dpi=150, bbox_inches="tight")
+        plt.close(figure)
+
+    def save(self) -> None:
+        self.out.mkdir(parents=True, exist_ok=True)
+        path = self.out / "fidelity.json"
+        path.write_text(json.dumps(self.found, indent=1))
+        self.console.print(f"wrote {path}" + (f" and {self.out / 'fidelity.png'}" if "minilm" in self.found else ""))
+
+
+def _met(mechanism: Mechanism, heads: Heads) -> float:
+    plan = mechanism.plan(heads.q, heads.k, is_causal=heads.causal, scale=heads.scale)
+    return float(plan.pairs_met().double().mean()) / heads.q.shape[2]
+
+
+def _compare(mechanism: Mechanism, caught: list[tuple[Heads, Tensor]]) -> dict[str, Any]:
+    """Relative error and cosine of attention outputs, means over heads; and the error of each layer."""
+    errors: dict[int, list[Tensor]] = {}
+    cosines = []
+    with torch.no_grad():
+        for heads, exact in caught:
+            out = with_mechanism(mechanism)(heads)
+            error = (out - exact).flatten(2).norm(dim=-1) / exact.flatten(2).norm(dim=-1)
+            errors.setdefault(heads.layer, []).append(error.flatten())
+            cosines.append(F.cosine_similarity(out, exact, dim=-1).mean())
+    layers = [float(torch.cat(errors[layer]).mean()) for layer in sorted(errors)]
+    return {
+        "mechanism": str(mechanism),
+        "met": _met(mechanism, caught[0][0]),
+        "error": float(torch.cat([e for each in errors.values() for e in each]).mean()),
+        "cosine": float(torch.stack(cosines).mean()),
+        "layers": layers,
+    }
+
+
+def _movie_reviews(folder: Path) -> tuple[list[str], list[int]]:
+    texts, labels = [], []
+    with zipfile.ZipFile(folder / "movie_reviews.zip") as archive:
+        for name in sorted(archive.namelist()):
+            if name.endswith(".txt") and Path(name).parent.name in ("pos", "neg"):
+                texts.append(archive.read(name).decode("utf-8"))
+                labels.append(int(Path(name).parent.name == "pos"))
+    return texts, labels
+
+
+def _hyperpartisan(folder: Path) -> tuple[list[str], list[int]]:
+    articles = ElementTree.parse(next(folder.glob("articles-*.xml"))).getroot()
+    truth = ElementTree.parse(next(folder.glob("ground-truth-*.xml"))).getroot()
+    labels = {each.get("id"): int(each.get("hyperpartisan") == "true") for each in truth}
+    texts = {a.get("id"): f"{a.get('title')} {' '.join(a.itertext())}" for a in articles}
+    return list(texts.values()), [labels[key] for key in texts]
+
+
+PARTS = ("minilm", "stsb", "documents", "smollm")
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=",".join(PARTS), help=f"some of {','.join(PARTS)}")
+    parser.add_argument("--lengths", default="2048,4096,8192", help="tokens for SmolLM2")
+    parser.add_argument(
+        "--data", type=Path, default=Path("../shared/data"), help="folder with stsb, nltk, hyperpartisan"
+    )
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder to write to")
+    options = parser.parse_args()
+    wanted = options.only.split(",")
+    unknown = sorted(set(wanted) - set(PARTS))
+    if unknown:
+        parser.error(f"--only: expected some of {', '.join(PARTS)}, got {', '.join(unknown)}")
+    run = Fidelity(options.data, options.out)
+    if set(wanted) & {"minilm", "stsb", "documents"}:
+        model = MiniLM()
+        for part in ("minilm", "stsb", "documents"):
+            if part in wanted:
+                getattr(run, part)(model)
+    if "smollm" in wanted:
+        run.smollm([int(length) for length in options.lengths.split(",")])
+    run.save()
+
+
+if __name__ == "__main__":
+    main()
