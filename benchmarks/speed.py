@@ -25,10 +25,12 @@ from coterie import Mechanism
 Attend = Callable[..., Tensor]
 SMYRF = coterie.Smyrf(rounds=2, cluster_size=64)
 IMPROVED = coterie.ImprovedClustered(clusters=100, topk=32)
+NEAR_FAR = coterie.NearFar(near=64)
 MECHANISMS: list[Mechanism] = [
     SMYRF,
     coterie.Smyrf(rounds=4, cluster_size=64),
     IMPROVED,
+    NEAR_FAR,
     coterie.Clustered(clusters=100),
     coterie.Reformer(rounds=2, chunk_size=64),
     coterie.Routing(clusters=64, window=128),
@@ -46,9 +48,14 @@ def step(attend: Attend, q: Tensor, k: Tensor, v: Tensor, *, backward: bool = Fa
         torch.autograd.grad(out.sum(), inputs, allow_unused=True)  # a peer that shares queries and keys ignores k
 
 
-def ours(mechanism: Mechanism, backend: str = "native") -> Attend:
+def ours(mechanism: Mechanism, backend: str = "native", *, causal: bool = False) -> Attend:
     """The whole call, planning included."""
-    return partial(coterie.attention, mechanism=mechanism, backend=backend)
+    return partial(coterie.attention, mechanism=mechanism, backend=backend, is_causal=causal)
+
+
+def sdpa(*, causal: bool = False) -> Attend:
+    """What everything is compared with."""
+    return partial(F.scaled_dot_product_attention, is_causal=causal)
 
 
 def check() -> list[str]:
@@ -77,32 +84,48 @@ def promises(repeats: int) -> Table:
     for column in ("case", "SDPA", "ours", "ratio", "at least", "aim"):
         table.add_column(column, no_wrap=True, justify="left" if column == "case" else "right")
     cases = [
-        (SMYRF, 8192, False, "20×", "32×"),
-        (SMYRF, 8192, True, "20×", "32×"),
-        (SMYRF, 1024, False, "1.5×", ""),
-        (SMYRF, 512, False, "", "1×"),
-        (IMPROVED, 4096, False, "6×", "15×"),
-        (IMPROVED, 8192, True, "12×", "25×"),
+        (SMYRF, 8192, "forward", "20×", "32×"),
+        (SMYRF, 8192, "forward + backward", "20×", "32×"),
+        (SMYRF, 1024, "forward", "1.5×", ""),
+        (SMYRF, 512, "forward", "", "1×"),
+        (IMPROVED, 4096, "forward", "6×", "15×"),
+        (IMPROVED, 8192, "forward + backward", "12×", "25×"),
+        (NEAR_FAR, 8192, "forward", "6×", "12×"),
+        (NEAR_FAR, 32_768, "forward", "15×", "25×"),
+        (coterie.NearFar(near=128), 16_384, "causal, forward", "4×", "8×"),
     ]
-    for mechanism, length, backward, least, aim in cases:
+    for mechanism, length, kind, least, aim in cases:
         tensors = peaked_tensors(length)
+        backward, causal = "backward" in kind, "causal" in kind
         runs = {
-            "sdpa": partial(step, F.scaled_dot_product_attention, *tensors, backward=backward),
-            "ours": partial(step, ours(mechanism), *tensors, backward=backward),
+            "sdpa": partial(step, sdpa(causal=causal), *tensors, backward=backward),
+            "ours": partial(step, ours(mechanism, causal=causal), *tensors, backward=backward),
         }
-        seconds = interleaved(runs, repeats * max(1, 4096 // length))
+        turns = 1 if length > 20_000 else repeats * max(1, 4096 // length)
+        seconds = interleaved(runs, turns)
         ratio = seconds["sdpa"] / seconds["ours"]
-        name = f"{mechanism}, {length:,}, {'forward + backward' if backward else 'forward'}"
+        name = f"{mechanism}, {length:,}, {kind}"
         table.add_row(name, _ms(seconds["sdpa"]), _ms(seconds["ours"]), f"{ratio:.1f}×", least, aim)
     short, long = peaked_tensors(8192), peaked_tensors(65_536)
     seconds = interleaved({str(i): partial(step, ours(SMYRF), *x) for i, x in enumerate((short, long))}, repeats)
     table.add_row(
         f"{SMYRF}, time at 65,536 / time at 8,192", "", "", f"{seconds['1'] / seconds['0']:.2f}", "≤ 9.5", "8.5"
     )
-    peak = peak_bytes(partial(step, ours(coterie.Smyrf(rounds=4, cluster_size=64)), *long))
-    size = long[0].numel() * 4
-    beyond = "–" if peak is None else f"{(peak - size) / size:.2f} × q"
-    table.add_row("smyrf, 65,536, forward: peak memory beyond q, k, v, out", "", "", beyond, "≤ 1.0", "0.5")
+    middle = peaked_tensors(16_384)
+    seconds = interleaved({str(i): partial(step, ours(NEAR_FAR), *x) for i, x in enumerate((middle, long))}, repeats)
+    table.add_row(
+        f"{NEAR_FAR}, time at 65,536 / time at 16,384", "", "", f"{seconds['1'] / seconds['0']:.2f}", "≤ 9", ""
+    )
+    for mechanism, causal, least, aim in (
+        (coterie.Smyrf(rounds=4, cluster_size=64), False, "≤ 1.0", "0.5"),
+        (NEAR_FAR, False, "≤ 2.0", ""),
+        (coterie.NearFar(near=128), True, "≤ 2.0", ""),
+    ):
+        peak = peak_bytes(partial(step, ours(mechanism, causal=causal), *long))
+        size = long[0].numel() * 4
+        beyond = "–" if peak is None else f"{(peak - size) / size:.2f} × q"
+        name = f"{mechanism}, 65,536, {'causal, ' * causal}forward: peak memory beyond q, k, v, out"
+        table.add_row(name, "", "", beyond, least, aim)
     return table
 
 
@@ -202,9 +225,9 @@ def main() -> None:
         console.print("Not measured, because correctness is red:", *wrong, sep="\n  ")
         sys.exit(1)
     console.print(promises(max(3, options.repeats)))
+    console.print(backends(options.repeats))
     if options.promises:
         return
-    console.print(backends(options.repeats))
     others, missing = peers.available()
     for name, reason in missing.items():
         console.print(f"{name}: not measured ({reason})")

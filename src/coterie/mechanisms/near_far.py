@@ -59,7 +59,8 @@ class NearFar(Mechanism):
     about 32 keys inside each finished chunk. As chunks recede they are merged: after 32 chunks come 32 blocks of 2
     chunks, then 32 of 4, and so on, each with as many means as one chunk. Near keys are searched in the clusters whose
     mean or whose outlier (the key farthest from the mean) is liked best, until those hold 12·near keys. Each query
-    meets at most 2·chunk + near + (33·chunk/32)·log₂(N/(16·chunk)) rows, so it costs O(N·log N·D). Chunks are counted in real keys, so padding changes nothing.
+    meets at most 2·chunk + near + 33·(chunk/32)·log₂(N/(8·chunk)) rows, so it costs O(N·log N·D). Chunks are counted in
+    real keys, so padding changes nothing.
 
     Causality: `mask`, since queries are grouped with later ones of their chunk; with `strict=True` it is `strict`:
     queries join the group of the previous chunk that they are nearest to (in the first chunk of a call there is one
