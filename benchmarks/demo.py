@@ -21,6 +21,7 @@ MECHANISMS: list[Mechanism] = [
     coterie.Smyrf(rounds=8, cluster_size=64),
     coterie.Clustered(clusters=100, space="euclidean"),
     coterie.ImprovedClustered(clusters=100, topk=128, space="euclidean"),
+    coterie.NearFar(near=128),
     coterie.Reformer(rounds=4, chunk_size=64),
     coterie.Routing(clusters=64, window=256),
     coterie.Local(window=256),

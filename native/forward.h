@@ -102,7 +102,7 @@ struct ForwardWorker {
                     finite = gather_values(group, first_key, key_count);
                     gathered = true;
                 }
-                expect_soon(next);
+                expect_soon(next, row_count, count);
                 multiply(row_count, count, dim, Scattered{query_rows.data()}, keys, dim, scores, kKeyBlock, call.scale, &prefetch);
                 settle_scores(call, group, first_row, row_count, first_key, count, scores, kKeyBlock, multiplicity.get());
                 accumulate(group, first_row, row_count, first_key, count, finite);
@@ -112,7 +112,7 @@ struct ForwardWorker {
     }
 
     // List what the next group will read: keys, values, queries, and the sums so far.
-    void expect_soon(const Group* next) {
+    void expect_soon(const Group* next, int64_t rows, int64_t keys) {
         if (!next) return;
         prefetch.clear();
         prefetch.add(call.k, next->batch, next->key_head, next->keys, next->key_count);
@@ -121,6 +121,7 @@ struct ForwardWorker {
         int64_t head_size = call.q.rows * value_dim;
         Rows sums{result.out, Kind::f32, call.heads * head_size, head_size, value_dim, call.q.rows, value_dim};
         prefetch.add(sums, next->batch, next->head, next->rows, next->row_count);
+        prefetch.pace((padded(keys) + value_width) / kLanes * ((rows + kMicro - 1) / kMicro));
     }
 
     // Softmax weights of a block of settled scores, added to the rows' running sums.

@@ -88,9 +88,12 @@ public:
             rows_[count_++] = {from.row(batch, head, index[i]), static_cast<int32_t>(lines)};
     }
 
+    // How often `some` will be called until these rows are read.
+    void pace(int64_t calls) { few_ = static_cast<int>(std::max<int64_t>(3, (count_ + calls - 1) / std::max<int64_t>(1, calls))); }
+
     // Ask for the next few.
-    void some(int few = 3) {
-        for (; few && at_ < count_; few--, at_++)
+    void some() {
+        for (int few = few_; few && at_ < count_; few--, at_++)
             for (int32_t line = 0; line < rows_[at_].lines; line++) touch(rows_[at_].start + 64 * line);
     }
 
@@ -103,12 +106,12 @@ private:
 #endif
     }
 
-    static constexpr int kMost = 512;
+    static constexpr int kMost = 768;
     struct {
         const char* start;
         int32_t lines;
     } rows_[kMost];
-    int count_ = 0, at_ = 0;
+    int count_ = 0, at_ = 0, few_ = 3;
 };
 
 inline bool all_finite(const float* x, int64_t count) {

@@ -57,10 +57,10 @@ class NearFar(Mechanism):
     Causal: keys are cut into chunks. A query meets its own and the previous chunk exactly; of the older ones it meets
     the near keys that were picked for its group (about 8 queries of its chunk), and the others through the means of
     about 32 keys inside each finished chunk. As chunks recede they are merged: after 32 chunks come 32 blocks of 2
-    chunks, then 32 of 4, and so on, each with as many means as one chunk. Near keys are searched in the clusters whose
-    mean or whose outlier (the key farthest from the mean) is liked best, until those hold 12·near keys. Each query
-    meets at most 2·chunk + near + 33·(chunk/32)·log₂(N/(8·chunk)) rows, so it costs O(N·log N·D). Chunks are counted in
-    real keys, so padding changes nothing.
+    chunks with half as many means each, then 32 of 4 chunks with a quarter as many, and so on; at least one. Near keys
+    are searched in the clusters whose mean or whose outlier (the key farthest from the mean) is liked best, until those
+    hold 12·near keys. A query meets at most about 4·chunk + near + 33·log₂(N/chunk) rows, so it costs O(N·log N·D).
+    Chunks are counted in real keys, so padding changes nothing.
 
     Causality: `mask`, since queries are grouped with later ones of their chunk; with `strict=True` it is `strict`:
     queries join the group of the previous chunk that they are nearest to (in the first chunk of a call there is one
@@ -238,14 +238,14 @@ class NearFar(Mechanism):
 
     def _finished_chunks(self, tokens: Tokens, chunks: Chunks) -> Far:
         """The means of all finished blocks of chunks, and those that each chunk sees."""
-        clusters, length = self._in_chunk(self.key_clusters, _PER_MEAN), tokens.sizes.keys
+        wanted, length = self._in_chunk(self.key_clusters, _PER_MEAN), tokens.sizes.keys
         total = max(1, math.ceil(length / self.chunk))
         orders, edges, positions, visible, used = [], [], [], [], []
         older = chunks.older()
         stop, rows, level = older, 0, 0
         while True:
             size = 2**level
-            blocks = math.ceil(total / size)
+            blocks, clusters = math.ceil(total / size), math.ceil(wanted / size)
             order, offsets, last = self._blocks(tokens, chunks, size, blocks, clusters)
             orders.append(order)
             edges.append(offsets + level * length)
@@ -284,9 +284,10 @@ class NearFar(Mechanism):
         edges = torch.arange(blocks + 1, device=tokens.device) * keys
         edges = torch.minimum(edges, chunks.num_keys[:, None]).to(torch.int32)
         parts = Parts(chunks.keys, edges[:, :-1], edges[:, 1:])
-        each = size * _PER_MEAN if isinstance(self.key_clusters, str) else None
         length = (parts.stop - parts.start).long()
-        counts = torch.full_like(length, clusters) if each is None else ((length + each - 1) // each).clamp(1, clusters)
+        counts = torch.full_like(length, clusters)
+        if isinstance(self.key_clusters, str):
+            counts = (length * clusters + keys - 1).div(keys, rounding_mode="floor").clamp(min=1)
         labels, _ = tokens.steps.kmeans(
             tokens.raw_k,
             parts,
