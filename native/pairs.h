@@ -129,7 +129,7 @@ inline void settle_scores(const Call& call, const Group& group, int64_t first_ro
         for (int64_t j = keys; j < width; j++) row[j] = kNone;
         if (round && round->bias) {
             const float* bias = round->bias + bh * round->key_order.length + group.first_key_slot + first_key;
-            for (int64_t j = 0; j < keys; j++) row[j] += bias[j];
+            for (int64_t j = 0; j < keys; j++) row[j] = bias[j] == kNone ? kNone : row[j] + bias[j];
         }
         if (call.mask) {  // a virtual row has no row of its own in it; the caller has seen to that
             int64_t at = call.mask.offset(b, h, call.mask.strides[2] ? query : 0, 0), step = call.mask.strides[3];

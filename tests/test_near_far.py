@@ -186,6 +186,21 @@ def test_planning_survives_wild_numbers(bad):
         assert all(plan.to_dense().sum() > 0 for plan in plans)
 
 
+@pytest.mark.parametrize("near", [1, 50])
+def test_wild_numbers_spread_alike_in_both_backends(near):
+    """A cluster that is all picked has the bias −inf: its mean is met by nobody, NaN or not."""
+    q, k, v = tensors(1, 2, 17, dim=3, dtype=torch.float32)
+    k[0, 0, 4, 1], v[0, 1, 5], q[0, 0, 3] = float("nan"), float("inf"), float("nan")
+    found = []
+    for backend in ("reference", "native"):
+        inputs = [x.clone().requires_grad_() for x in (q, k, v)]
+        mechanism = NearFar(near=near, query_clusters=3, key_clusters=2)
+        out = coterie.attention(*inputs, mechanism, backend=backend)
+        found.append((out, *torch.autograd.grad(out.sum(), inputs)))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, equal_nan=True, rtol=1e-4, atol=2e-5)
+
+
 # --- the native steps refuse what would read out of bounds ------------------------------------------------------------
 
 
