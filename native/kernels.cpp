@@ -177,6 +177,12 @@ void check_parts(const KmeansCall& call) {
 
 void check_near(const NearCall& call) {
     check_segments("clusters", call.clusters, call.k.rows);
+    for (int64_t bh = 0; bh < call.batch * call.key_heads && call.clusters.count(); bh++) {
+        const int32_t *start = call.clusters.start.at(bh / call.key_heads, bh % call.key_heads);
+        const int32_t *stop = call.clusters.stop.at(bh / call.key_heads, bh % call.key_heads);
+        for (int64_t s = 0; s < call.clusters.count(); s++)
+            if (stop[s] - start[s] > call.k.rows) refuse("clusters: expected at most ", call.k.rows, " keys, got ", stop[s] - start[s]);
+    }
     if (call.chunks ? call.groups % call.chunks : call.groups) refuse("visible: expected a chunk for equally many of the ", call.groups, " groups, got ", call.chunks);
     for (int64_t i = 0; i < call.batch * call.chunks; i++) {
         if (call.seen[i] < 0 || call.seen[i] > call.visible_width)

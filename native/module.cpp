@@ -129,6 +129,25 @@ static Call call_of(const Tensors& t, bool causal, bool once, double scale, doub
     return call;
 }
 
+// Shapes must be what the kernels will index by.
+template <class Array>
+static void check_shape(const char* name, const Array& x, const std::vector<int64_t>& want) {
+    bool fits = x.ndim() == want.size();
+    for (size_t axis = 0; fits && axis < want.size(); axis++) fits = int64_t(x.shape(axis)) == want[axis];
+    if (fits) return;
+    std::string text = std::string(name) + ": expected shape (";
+    for (size_t axis = 0; axis < want.size(); axis++) text += (axis ? ", " : "") + std::to_string(want[axis]);
+    throw Malformed(text + ")");
+}
+
+static void check_rank(const char* name, size_t found, size_t want) {
+    if (found != want) throw Malformed(std::string(name) + ": expected " + std::to_string(want) + " dimensions, got " + std::to_string(found));
+}
+
+static void check_at_least(const char* name, int64_t found, int64_t least) {
+    if (found < least) throw Malformed(std::string(name) + ": expected at least " + std::to_string(least) + ", got " + std::to_string(found));
+}
+
 static Gradient gradient_of(const Floats& x) { return {x.data(), int64_t(x.shape(2)), int64_t(x.shape(3)), {}, 0}; }
 
 NB_MODULE(_native, m) {
@@ -193,6 +212,18 @@ NB_MODULE(_native, m) {
     m.def("kmeans", [](Any x, Ints order, Ints start, Ints stop, std::optional<Longs> counts, std::optional<Doubles> given,
                        int64_t clusters, int64_t iterations, int64_t sample, bool unit, bool per_head, int64_t seed, int64_t layer, int threads,
                        Longs labels, Doubles centroids) {
+        Rows rows = rows_of(x);
+        check_rank("order", order.ndim(), 2);
+        check_rank("start", start.ndim(), 2);
+        int64_t batch = x.shape(0), heads = x.shape(1), parts = start.shape(1);
+        check_shape("order", order, {batch, int64_t(order.shape(1))});
+        check_shape("start", start, {batch, parts});
+        check_shape("stop", stop, {batch, parts});
+        if (counts) check_shape("counts", *counts, {batch, parts});
+        if (given) check_shape("centroids", *given, {batch, heads, parts * clusters, rows.dim});
+        check_at_least("clusters", clusters, 1);
+        check_at_least("iterations", iterations, 0);
+        check_at_least("sample", sample, 0);
         KmeansCall call{int64_t(x.shape(0)), int64_t(x.shape(1)), int64_t(start.shape(1)), int64_t(order.shape(1)), rows_of(x),
                         order.data(), start.data(), stop.data(), counts ? counts->data() : nullptr,
                         given ? given->data() : nullptr, clusters, iterations, sample, unit, per_head, uint64_t(seed), layer, threads};
@@ -225,6 +256,17 @@ NB_MODULE(_native, m) {
        nb::arg("threads"), nb::arg("top"));
     m.def("near_keys", [](Doubles queries, Any k, std::vector<Ints> clusters, Ints visible, Ints seen, int64_t near, int64_t reach,
                           int threads, Ints met, Floats bias) {
+        Rows rows = rows_of(k);
+        check_rank("queries", queries.ndim(), 4);
+        check_rank("visible", visible.ndim(), 3);
+        int64_t batch = k.shape(0), key_heads = k.shape(1), heads = queries.shape(1);
+        check_shape("queries", queries, {batch, heads, int64_t(queries.shape(2)), rows.dim});
+        check_shape("visible", visible, {batch, int64_t(visible.shape(1)), int64_t(visible.shape(2))});
+        check_shape("seen", seen, {batch, int64_t(visible.shape(1))});
+        if (!key_heads || heads % key_heads) throw Malformed("queries: expected a multiple of the " + std::to_string(key_heads) + " key heads");
+        if (clusters.size() < 3) throw Malformed("clusters: expected order, start and stop");
+        check_at_least("near", near, 0);
+        check_at_least("reach", reach, std::max<int64_t>(1, near));
         NearCall call{int64_t(queries.shape(0)), int64_t(queries.shape(1)), int64_t(k.shape(1)), int64_t(queries.shape(2)),
                       int64_t(visible.shape(1)), int64_t(visible.shape(2)), near, reach, rows_of(k),
                       segments_of(clusters, int64_t(k.shape(0)), int64_t(k.shape(1)), threads), visible.data(), seen.data(), threads};

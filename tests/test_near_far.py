@@ -158,6 +158,20 @@ def test_a_cache_in_front():
     close(coterie.attention(q, k, v, NearFar(near=90, chunk=8), is_causal=True, enable_gqa=True), want)
 
 
+def test_a_cluster_that_is_all_picked_is_not_met():
+    q, k, _ = tensors(1, 1, 6)
+    assert (NearFar(near=6).plan(q, k).to_dense() == 1).all()
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_chunk_longer_than_the_sequence(strict):
+    q, k, v = tensors(1, 1, 6)
+    mechanism = NearFar(near=2, chunk=2**31 - 1, strict=strict)
+    close(
+        coterie.attention(q, k, v, mechanism, is_causal=True), F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    )
+
+
 def test_heads_that_share_keys_share_clusters():
     q, k, _ = tensors(1, 4, 80, key_heads=2)
     assert NearFar(near=4).plan(q, k).key_means.order.shape[1] == 2
@@ -212,6 +226,19 @@ def test_kmeans_refuses_malformed_parts():
         return planning.kmeans_op(x, *bounds, None, None, seed, 2, 1, 0, False, True, 0)
 
     run([0, 1, 2, 3], [0, 2], [2, 4])
+    bounds = [torch.tensor([each], dtype=torch.int32) for each in ([0, 1, 2, 3], [0], [4])]
+    for counts, first, clusters, sample, message in (
+        (torch.ones(3, dtype=torch.int64), None, 2, 0, r"counts: expected shape \(1, 1\)"),
+        (None, torch.zeros(1, dtype=torch.float64), 2, 0, r"centroids: expected shape \(1, 1, 2, 8\)"),
+        (None, None, 0, 0, r"clusters: expected at least 1, got 0"),
+        (None, None, 2, -3, r"sample: expected at least 0, got -3"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            planning.kmeans_op(x, *bounds, counts, first, seed, clusters, 1, sample, False, True, 0)
+    with pytest.raises(ValueError, match=r"stop: expected shape \(1, 1\)"):
+        planning.kmeans_op(x, *bounds[:2], bounds[0], None, None, seed, 2, 1, 0, False, True, 0)
+    with pytest.raises(ValueError, match=r"order: expected 2 dimensions, got 1"):
+        planning.kmeans_op(x, bounds[0][0], *bounds[1:], None, None, seed, 2, 1, 0, False, True, 0)
     for wrong, message in (
         (([0, 1, 2, 9], [0, 2], [2, 4]), r"parts.order: expected indices in \[0, 4\), got 9"),
         (([0, 1, 2, 3], [0, 1], [2, 4]), r"parts: expected 2 ≤ start ≤ stop ≤ 4, got start 1, stop 4"),
@@ -224,16 +251,23 @@ def test_kmeans_refuses_malformed_parts():
 def test_near_keys_refuses_malformed_clusters():
     x = torch.zeros(1, 1, 4, 8)
 
-    def run(order=(0, 1, 2, 3), visible=((0, 1),), seen=(2,)):
-        clusters = [torch.tensor([[each]], dtype=torch.int32) for each in (order, (0, 2), (2, 4))]
+    def run(order=(0, 1, 2, 3), stop=(2, 4), visible=((0, 1),), seen=(2,), queries=None, near=1, reach=4):
+        clusters = [torch.tensor([[each]], dtype=torch.int32) for each in (order, (0, 2), stop)]
         shown = (torch.tensor([each], dtype=torch.int32) for each in (visible, seen))
-        return planning.near_keys_op(x[:, :, :2].double(), x, clusters, *shown, 1, 4)
+        queries = x[:, :, :2].double() if queries is None else queries
+        return planning.near_keys_op(queries, x, clusters, *shown, near, reach)
 
     run()
     for wrong, message in (
         ({"order": (0, 1, 2, 4)}, r"clusters.order: expected indices in \[0, 4\), got 4"),
         ({"visible": ((0, 2),)}, r"visible: expected indices in \[0, 2\), got 2"),
         ({"seen": (3,)}, r"seen: expected at most 2, got 3"),
+        ({"seen": (2, 2)}, r"seen: expected shape \(1, 1\)"),
+        ({"near": 3, "reach": 2}, r"reach: expected at least 3, got 2"),
+        ({"near": -1}, r"near: expected at least 0, got -1"),
+        ({"order": (0,) * 9, "stop": (9, 9)}, r"clusters: expected at most 4 keys, got 9"),
+        ({"queries": torch.zeros(1, 1, 2, 3).double()}, r"queries: expected shape \(1, 1, 2, 8\)"),
+        ({"queries": torch.zeros(2, 1, 2, 8).double()}, r"queries: expected shape \(1, 1, 2, 8\)"),
         (
             {"visible": ((0, 1),) * 3, "seen": (2,) * 3},
             r"visible: expected a chunk for equally many of the 2 groups, got 3",

@@ -7,7 +7,7 @@ import torch
 
 import coterie
 from coterie.plan import Means, Plan, Round
-from tests.cases import CAUSAL, MECHANISMS, padding, tensors
+from tests.cases import CAUSAL, MEANS, MECHANISMS, padding, tensors
 
 
 def index(values):
@@ -132,8 +132,8 @@ def test_describe_of_an_empty_plan():
 
 def test_pairs_met_equals_the_dense_count_where_nothing_is_virtual():
     q, k, _ = tensors(2, 2, 63)
-    for name, mechanism in CAUSAL.items():
-        plan = mechanism.plan(q, k, is_causal=True)
+    for name in (n for n in CAUSAL if n not in MEANS):
+        plan = CAUSAL[name].plan(q, k, is_causal=True)
         assert torch.equal(plan.pairs_met(), plan.to_dense().sum((-2, -1))), name
 
 

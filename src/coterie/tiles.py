@@ -1,7 +1,7 @@
 """A plan cut into tiles: batches of small, equally padded blocks of queries × keys.
 
-This is the one place that decides, in plain PyTorch, whether a planned pair really meets: range, `skip`, window and
-causality. The reference engine computes on these tiles, and a plan counts its pairs with them.
+This is the one place that decides, in plain PyTorch, whether a planned pair really meets: range, `skip`, a bias of
+−inf, window and causality. The reference engine computes on these tiles, and a plan counts its pairs with them.
 """
 
 from __future__ import annotations
@@ -105,6 +105,8 @@ class PlanTiles:
                 if skip is not None:
                     meets &= ~_listed(skip[head[:, None], row_slots], keys)
                 slot_bias = None if bias is None else bias[head[:, None], key_slots][:, None, :]
+                if slot_bias is not None:
+                    meets &= slot_bias != float("-inf")
                 yield Tile(head, rows, keys, row_used, key_used, meets, slot_bias)
 
     def predicate(self, window: tuple[int, int] | None, heads: Tensor, rows: Tensor, keys: Tensor) -> Tensor:

@@ -83,7 +83,6 @@ class _Pairs:
         scores = (q @ k.mT) * self.settings.scale
         if tile.bias is not None:
             scores = scores + tile.bias.to(scores.dtype)
-            meets = meets & (tile.bias != float("-inf"))
         if self.mask is not None:
             at_pairs = self.mask[self.mask_index(tile, self.mask)]
             if at_pairs.dtype == torch.bool:

@@ -193,10 +193,13 @@ class NearFar(Mechanism):
         return tokens.plan((own, self._meet(tokens, groups, far, met, bias)), key_means=far.clusters)
 
     def _in_chunk(self, wanted: int | str, each: int) -> int:
+        """Clusters of a full chunk."""
         return math.ceil(self.chunk / each) if isinstance(wanted, str) else wanted
 
     def _groups_in_chunks(self, tokens: Tokens, chunks: Chunks) -> Groups:
         clusters = self._in_chunk(self.query_clusters, _PER_GROUP)
+        if isinstance(self.query_clusters, str):  # a chunk may be longer than the sequence
+            clusters = min(clusters, max(1, math.ceil(tokens.sizes.queries / _PER_GROUP)))
         parts = Parts(chunks.order, chunks.offsets[:, :-1], chunks.offsets[:, 1:])
         sizes = (parts.stop - parts.start).long()
         counts = (
@@ -246,6 +249,8 @@ class NearFar(Mechanism):
         while True:
             size = 2**level
             blocks, clusters = math.ceil(total / size), math.ceil(wanted / size)
+            if isinstance(self.key_clusters, str):  # a block may be longer than the sequence
+                clusters = min(clusters, max(1, math.ceil(length * clusters / (size * self.chunk))))
             order, offsets, last = self._blocks(tokens, chunks, size, blocks, clusters)
             orders.append(order)
             edges.append(offsets + level * length)
@@ -287,7 +292,8 @@ class NearFar(Mechanism):
         length = (parts.stop - parts.start).long()
         counts = torch.full_like(length, clusters)
         if isinstance(self.key_clusters, str):
-            counts = (length * clusters + keys - 1).div(keys, rounding_mode="floor").clamp(min=1)
+            full = math.ceil(self._in_chunk(self.key_clusters, _PER_MEAN) / size)
+            counts = (length * full + keys - 1).div(keys, rounding_mode="floor").clamp(min=1)
         labels, _ = tokens.steps.kmeans(
             tokens.raw_k,
             parts,

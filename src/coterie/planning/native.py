@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from coterie import hashing
+from coterie import grouping, hashing
 from coterie.engine.native import kernels, last_contiguous, mask_bytes
 from coterie.grouping import Parts
 from coterie.plan import Means
@@ -376,9 +376,11 @@ def order_by(scores: Tensor, mask: Tensor) -> Tensor:
 def group_by(labels: Tensor, mask: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     """Members of each label in order of position: order (…, N) and offsets (…, groups + 1), both int32.
 
-    Labels below 2^24, which float32 holds exactly, are sorted as numbers.
+    Labels up to 2^24, which float32 holds exactly, are sorted as numbers; for larger ones torch sorts.
     """
     mask = mask.expand(labels.shape)
+    if groups > 2**24:
+        return grouping.group_by(labels, mask, groups)
     counts = torch.zeros(*labels.shape[:-1], groups + 1, dtype=torch.int64)
     counts.scatter_add_(-1, torch.where(mask, labels, groups).long(), torch.ones_like(labels, dtype=torch.int64))
     stops = counts[..., :-1].cumsum(-1)

@@ -223,10 +223,10 @@ def _means_and_outliers(x: Tensor, order: Tensor, start: Tensor, stop: Tensor) -
     return means, torch.where((stop > start)[..., None], outliers, 0)
 
 
-def _slot_of_key(order: Tensor, first: Tensor, members: Tensor, keys: Tensor | int) -> Tensor:
+def _slot_of_key(order: Tensor, first: Tensor, members: Tensor, keys: int) -> Tensor:
     """For each group, the visible cluster that a key belongs to, (B, H, G, Nk); −1 for those it does not see."""
     batch, heads, group, row, slot = _expand(first, members)
-    found = torch.full((*first.shape[:3], int(keys)), -1, dtype=torch.int64, device=order.device)
+    found = torch.full((*first.shape[:3], keys), -1, dtype=torch.int64, device=order.device)
     found[batch, heads, group, order[batch, heads, row]] = slot
     return found
 
