@@ -153,7 +153,7 @@ private:
 
     // What a group sees.
     void look(int64_t g) {
-        int64_t c = g / (call_.groups / call_.chunks);
+        int64_t c = g / share_;
         hidden_ = width_ - call_.seen[b_ * call_.chunks + c];
         visible_ = call_.visible + (b_ * call_.chunks + c) * width_;
         const int32_t *start = call_.clusters.start.at(b_, hk_), *stop = call_.clusters.stop.at(b_, hk_);

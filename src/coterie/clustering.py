@@ -23,14 +23,13 @@ def starts(
     seed: int | Tensor,
     layer: int,
     counts: Tensor | None = None,
-    stream: Stream = Stream.STARTS,
 ) -> Tensor:
     """Tokens to start from, (B, H, clusters): one drawn from each of `clusters` equal spans of the real tokens.
 
     `counts` (B,): how many of the clusters a sample uses; the rest are not meant to be read.
     """
     order, count = compact(mask)
-    ranks = _one_of_each_span(count, heads, clusters, counts, stream, seed, layer)
+    ranks = _one_of_each_span(count, heads, clusters, counts, Stream.STARTS, seed, layer)
     return order[:, None, :].expand(-1, heads, -1).long().gather(-1, ranks)
 
 
