@@ -44,6 +44,14 @@ inline double length(const float* x, int64_t dim) {
     return std::sqrt(total) * 1.001;
 }
 
+// Put 0 for what is not finite, and give the length of what is left.
+inline double tame(float* x, int64_t dim) {
+    double size = length(x, dim);
+    if (std::isfinite(size) || all_finite(x, dim)) return size;
+    zero_wild(x, dim);
+    return length(x, dim);
+}
+
 inline void scale_to_unit(double* x, int64_t dim) {
     double size = std::max(std::sqrt(dot(x, x, dim)), DBL_MIN);
     for (int64_t d = 0; d < dim; d++) x[d] /= size;

@@ -51,13 +51,14 @@ inline void top_keys(const TopCall& call, const double* queries, int64_t* top) {
                     continue;
                 }
                 read_row(call.k.row(b, hk, at + j), call.k.kind, dim, row);
-                if (!all_finite(row, dim)) zero_wild(row, dim);
+                double size = tame(row, dim);
                 if (call.unit) {
                     std::copy_n(row, dim, key.data());
                     scale_to_unit(key.data(), dim);
                     std::copy_n(key.data(), dim, row);
+                    size = length(row, dim);
                 }
-                longest = std::max(longest, length(row, dim));
+                longest = std::max(longest, size);
             }
             transpose_to_panels(pointers.data(), keys, dim, panels);
             multiply(here, keys, dim, Strided{block, dim, 1}, panels, dim, scores + at, width);

@@ -46,8 +46,12 @@ def rounded(scores: Tensor) -> Tensor:
 
 def compact(mask: Tensor) -> tuple[Tensor, Tensor]:
     """Positions of the True entries first, in order: (…, N) int32, and how many there are: (…) int64."""
-    order = torch.argsort((~mask).to(torch.uint8), dim=-1, stable=True)
-    return order.to(torch.int32), mask.sum(-1)
+    upto = mask.cumsum(-1)
+    count = mask.sum(-1)
+    place = torch.arange(mask.shape[-1], device=mask.device)
+    rank = torch.where(mask, upto - 1, place - upto + count[..., None])
+    order = torch.empty(mask.shape, dtype=torch.int32, device=mask.device)
+    return order.scatter(-1, rank, place.to(torch.int32).expand(mask.shape)), count
 
 
 def order_by(scores: Tensor, mask: Tensor) -> Tensor:

@@ -226,5 +226,6 @@ def _borrow(plan: Plan, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
     total = own + other
     heard = total != 0
     safe = torch.where(heard, total, 1)
-    merged = torch.lerp(own_out, other_out, (other / safe)[..., None])
+    lerp = torch.lerp if torch.is_grad_enabled() else Tensor.lerp_  # a fresh tensor of this size costs as much as the rest
+    merged = lerp(other_out, own_out, (own / safe)[..., None])
     return merged, torch.where(heard, base + safe.log(), float("-inf"))

@@ -51,8 +51,8 @@ class ImprovedClustered(QueryClustering):
     def build(self, tokens: Tokens) -> Plan:
         found = self._cluster(tokens, self.clusters, self.iterations, self.space, self.bits, self.seed)
         top, num_top = self._top_keys(tokens, found)
-        skip = torch.where(torch.arange(top.shape[-1], device=top.device) < num_top, top, -1)
-        far = found.meet_everyone(tokens, skip.sort(-1).values.to(torch.int32))
+        skip = torch.where(torch.arange(top.shape[-1], device=top.device) < num_top, top, -1).to(torch.int32)
+        far = found.meet_everyone(tokens, skip.sort(-1).values)
         near = self._near(tokens, found, top, num_top)
         first = tokens.sizes.queries
         return tokens.plan(
