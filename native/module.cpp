@@ -1,4 +1,5 @@
 // Python's view of the kernels: tensors come in and go out through DLPack, and the GIL is free while they work.
+#include <algorithm>
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -61,74 +62,6 @@ struct Tensors {
     std::optional<Bytes> key_mask, query_mask;
 };
 
-static Segments segments_of(const std::vector<Ints>& parts, int64_t batch, int64_t heads, int threads) {
-    Segments segments;
-    if (parts.empty()) return segments;
-    for (auto& part : parts)
-        if (part.ndim() != 3 || int64_t(part.shape(0)) != batch || int64_t(part.shape(1)) != heads)
-            throw Malformed("expected means for this batch and these heads");
-    segments.order = index_of(parts.at(0));
-    segments.start = index_of(parts.at(1));
-    segments.stop = index_of(parts.at(2));
-    if (segments.stop.length != segments.start.length) throw Malformed("expected as many starts as stops");
-    if (parts.size() > 3) segments.positions = parts[3].data();
-    segments.batch = batch;
-    segments.heads = heads;
-    segments.threads = threads;
-    return segments;
-}
-
-static Call call_of(const Tensors& t, bool causal, bool once, double scale, double dropout_p, int64_t seed, int threads) {
-    Call call;
-    call.batch = t.q.shape(0);
-    call.heads = t.q.shape(1);
-    call.key_heads = t.k.shape(1);
-    call.q = rows_of(t.q);
-    call.k = rows_of(t.k);
-    call.v = rows_of(t.v);
-    call.num_queries = call.q.rows;
-    call.num_keys = call.k.rows;
-    size_t bias = 0, skip = 0;
-    for (size_t r = 0; 5 * r < t.layout.size(); r++) {
-        Round round;
-        Index* parts[] = {&round.query_order, &round.query_offsets, &round.key_order, &round.key_start, &round.key_stop};
-        for (int p = 0; p < 5; p++) {
-            *parts[p] = index_of(t.rounds.at(5 * r + p));
-            if (int64_t(t.rounds[5 * r + p].shape(0)) != call.batch || int64_t(t.rounds[5 * r + p].shape(1)) != call.heads)
-                throw Malformed("expected a plan for this batch and these heads");
-        }
-        if (round.query_offsets.length != round.groups() + 1 || round.key_stop.length != round.groups())
-            throw Malformed("expected as many offsets as groups");
-        if (t.layout[5 * r]) round.bias = t.biases.at(bias++).data();
-        if (t.layout[5 * r + 1]) {
-            round.skips = t.skips.at(skip).shape(3);
-            round.skip = t.skips[skip++].data();
-        }
-        round.windowed = t.layout[5 * r + 2];
-        round.low = t.layout[5 * r + 3];
-        round.high = t.layout[5 * r + 4];
-        call.rounds.push_back(round);
-    }
-    call.offset = t.offset.data();
-    call.causal = causal;
-    call.once = once;
-    if (t.self_keys) call.self_keys = t.self_keys->data();
-    call.query_means = segments_of(t.query_means, call.batch, call.heads, threads);
-    call.key_means = segments_of(t.key_means, call.batch, call.key_heads, threads);
-    if (t.mask) {
-        call.mask.data = t.mask->data();
-        call.mask.is_float = t.mask->dtype() == nb::dtype<float>();
-        for (int axis = 0; axis < 4; axis++) call.mask.strides[axis] = t.mask->shape(axis) > 1 ? t.mask->stride(axis) : 0;
-    }
-    if (t.key_mask) call.key_mask = t.key_mask->data();
-    if (t.query_mask) call.query_mask = t.query_mask->data();
-    call.scale = static_cast<float>(scale);
-    call.dropout_p = dropout_p;
-    call.seed = static_cast<uint64_t>(seed);
-    call.threads = threads;
-    return call;
-}
-
 // Shapes must be what the kernels will index by.
 template <class Array>
 static void check_shape(const char* name, const Array& x, const std::vector<int64_t>& want) {
@@ -146,6 +79,100 @@ static void check_rank(const char* name, size_t found, size_t want) {
 
 static void check_at_least(const char* name, int64_t found, int64_t least) {
     if (found < least) throw Malformed(std::string(name) + ": expected at least " + std::to_string(least) + ", got " + std::to_string(found));
+}
+
+static Segments segments_of(const std::vector<Ints>& parts, int64_t batch, int64_t heads, int threads) {
+    Segments segments;
+    if (parts.empty()) return segments;
+    if (parts.size() < 3) throw Malformed("expected order, start and stop of means");
+    for (auto& part : parts)
+        if (part.ndim() != 3 || int64_t(part.shape(0)) != batch || int64_t(part.shape(1)) != heads)
+            throw Malformed("expected means for this batch and these heads");
+    segments.order = index_of(parts.at(0));
+    segments.start = index_of(parts.at(1));
+    segments.stop = index_of(parts.at(2));
+    if (segments.stop.length != segments.start.length) throw Malformed("expected as many starts as stops");
+    if (parts.size() > 3) {
+        check_shape("positions", parts[3], {batch, heads, segments.start.length});
+        segments.positions = parts[3].data();
+    }
+    segments.batch = batch;
+    segments.heads = heads;
+    segments.threads = threads;
+    return segments;
+}
+
+// Key heads must divide heads, as they are shared by equal parts of them.
+static void check_heads(const char* name, int64_t heads, int64_t key_heads) {
+    if (!key_heads || heads % key_heads) throw Malformed(std::string(name) + ": expected a multiple of the " + std::to_string(key_heads) + " key heads");
+}
+
+static Call call_of(const Tensors& t, bool causal, bool once, double scale, double dropout_p, int64_t seed, int threads) {
+    Call call;
+    call.batch = t.q.shape(0);
+    call.heads = t.q.shape(1);
+    call.key_heads = t.k.shape(1);
+    call.q = rows_of(t.q);
+    call.k = rows_of(t.k);
+    call.v = rows_of(t.v);
+    call.num_queries = call.q.rows;
+    call.num_keys = call.k.rows;
+    check_shape("k", t.k, {call.batch, call.key_heads, call.num_keys, call.q.dim});
+    check_shape("v", t.v, {call.batch, call.key_heads, call.num_keys, call.v.dim});
+    check_heads("q", call.heads, call.key_heads);
+    check_shape("offset", t.offset, {call.batch});
+    if (t.self_keys) check_shape("self_keys", *t.self_keys, {call.batch, call.num_queries});
+    if (t.key_mask) check_shape("key_mask", *t.key_mask, {call.batch, call.num_keys});
+    if (t.query_mask) check_shape("query_mask", *t.query_mask, {call.batch, call.num_queries});
+    size_t bias = 0, skip = 0;
+    for (size_t r = 0; 5 * r < t.layout.size(); r++) {
+        Round round;
+        Index* parts[] = {&round.query_order, &round.query_offsets, &round.key_order, &round.key_start, &round.key_stop};
+        for (int p = 0; p < 5; p++) {
+            *parts[p] = index_of(t.rounds.at(5 * r + p));
+            if (int64_t(t.rounds[5 * r + p].shape(0)) != call.batch || int64_t(t.rounds[5 * r + p].shape(1)) != call.heads)
+                throw Malformed("expected a plan for this batch and these heads");
+        }
+        if (round.query_offsets.length != round.groups() + 1 || round.key_stop.length != round.groups())
+            throw Malformed("expected as many offsets as groups");
+        if (t.layout[5 * r]) {
+            check_shape("bias", t.biases.at(bias), {call.batch, call.heads, round.key_order.length});
+            round.bias = t.biases[bias++].data();
+        }
+        if (t.layout[5 * r + 1]) {
+            check_rank("skip", t.skips.at(skip).ndim(), 4);
+            round.skips = t.skips[skip].shape(3);
+            check_shape("skip", t.skips[skip], {call.batch, call.heads, round.query_order.length, round.skips});
+            round.skip = t.skips[skip++].data();
+        }
+        round.windowed = t.layout[5 * r + 2];
+        round.low = t.layout[5 * r + 3];
+        round.high = t.layout[5 * r + 4];
+        call.rounds.push_back(round);
+    }
+    call.offset = t.offset.data();
+    call.causal = causal;
+    call.once = once;
+    if (t.self_keys) call.self_keys = t.self_keys->data();
+    call.query_means = segments_of(t.query_means, call.batch, call.heads, threads);
+    call.key_means = segments_of(t.key_means, call.batch, call.key_heads, threads);
+    if (t.mask) {
+        check_rank("mask", t.mask->ndim(), 4);
+        int64_t full[] = {call.batch, call.heads, call.num_queries, call.num_keys};
+        for (int axis = 0; axis < 4; axis++)
+            if (int64_t(t.mask->shape(axis)) != 1 && int64_t(t.mask->shape(axis)) != full[axis])
+                throw Malformed("mask: expected 1 or " + std::to_string(full[axis]) + " on axis " + std::to_string(axis));
+        call.mask.data = t.mask->data();
+        call.mask.is_float = t.mask->dtype() == nb::dtype<float>();
+        for (int axis = 0; axis < 4; axis++) call.mask.strides[axis] = t.mask->shape(axis) > 1 ? t.mask->stride(axis) : 0;
+    }
+    if (t.key_mask) call.key_mask = t.key_mask->data();
+    if (t.query_mask) call.query_mask = t.query_mask->data();
+    call.scale = static_cast<float>(scale);
+    call.dropout_p = dropout_p;
+    call.seed = static_cast<uint64_t>(seed);
+    call.threads = threads;
+    return call;
 }
 
 static Gradient gradient_of(const Floats& x) { return {x.data(), int64_t(x.shape(2)), int64_t(x.shape(3)), {}, 0}; }
@@ -194,16 +221,25 @@ NB_MODULE(_native, m) {
     m.def("instruction_set", [] { return std::string(kernels().name); });
 
     m.def("order_by", [](Floats scores, Bytes mask, Ints order, int threads) {
-        OrderShape shape{1, 1, static_cast<int64_t>(scores.shape(scores.ndim() - 1))};
-        int64_t masks = 1;
+        check_at_least("scores", scores.ndim(), 1);
+        std::vector<int64_t> same;
+        for (size_t axis = 0; axis < scores.ndim(); axis++) same.push_back(scores.shape(axis));
+        check_shape("mask", mask, same);
+        OrderShape shape{1, static_cast<int64_t>(scores.shape(scores.ndim() - 1))};
         for (size_t axis = 0; axis + 1 < scores.ndim(); axis++) shape.lists *= scores.shape(axis);
-        for (size_t axis = 0; axis + 1 < mask.ndim(); axis++) masks *= mask.shape(axis);
-        shape.lists_per_mask = masks ? shape.lists / masks : 1;
         nb::gil_scoped_release free;
         kernels().planning.order_by(scores.data(), mask.data(), shape, order.data(), threads);
     });
     m.def("smyrf_orders", [](Any q, Any k, Bytes query_mask, Bytes key_mask, Longs groups, int64_t rounds, int transform,
                              bool buckets, int64_t seed, int64_t layer, int threads, Ints query_order, Ints key_order) {
+        Rows queries = rows_of(q), keys = rows_of(k);
+        int64_t batch = q.shape(0), heads = q.shape(1), key_heads = k.shape(1);
+        check_shape("k", k, {batch, key_heads, keys.rows, queries.dim});
+        check_heads("q", heads, key_heads);
+        check_shape("query_mask", query_mask, {batch, queries.rows});
+        check_shape("key_mask", key_mask, {batch, keys.rows});
+        check_shape("groups", groups, {batch});
+        check_at_least("rounds", rounds, 0);
         HashCall call{int64_t(q.shape(0)), int64_t(q.shape(1)), int64_t(k.shape(1)), rounds, rows_of(q), rows_of(k),
                       query_mask.data(), key_mask.data(), transform, buckets, groups.data(), uint64_t(seed), layer, threads};
         nb::gil_scoped_release free;
@@ -235,19 +271,37 @@ NB_MODULE(_native, m) {
        nb::arg("threads"), nb::arg("labels"), nb::arg("centroids"));
     m.def("hamming_kmeans", [](Any x, Bytes mask, int64_t clusters, int64_t iterations, int64_t bits, int64_t seed,
                                int64_t layer, int threads, Longs labels) {
+        Rows rows = rows_of(x);
+        check_shape("mask", mask, {int64_t(x.shape(0)), rows.rows});
+        check_at_least("clusters", clusters, 1);
+        check_at_least("iterations", iterations, 0);
+        check_at_least("bits", bits, 1);
         HammingCall call{int64_t(x.shape(0)), int64_t(x.shape(1)), int64_t(x.shape(2)), int64_t(x.shape(3)), clusters,
                          iterations, bits, mask.data(), uint64_t(seed), layer, threads};
-        Rows rows = rows_of(x);
         nb::gil_scoped_release free;
         kernels().planning.hamming_kmeans(call, rows, labels.data());
     });
     m.def("cluster_means", [](Any x, Bytes mask, Longs labels, int64_t clusters, int threads, Doubles means) {
+        Rows rows = rows_of(x);
+        check_shape("mask", mask, {int64_t(x.shape(0)), rows.rows});
+        check_shape("labels", labels, {int64_t(x.shape(0)), int64_t(x.shape(1)), rows.rows});
+        const int64_t *label = labels.data(), *end = label + labels.size();
+        if (std::any_of(label, end, [&](int64_t c) { return c < 0 || c >= clusters; }))
+            throw Malformed("labels: expected numbers below " + std::to_string(clusters));
         MeansCall call{int64_t(x.shape(0)), int64_t(x.shape(1)), clusters, rows_of(x), mask.data(), threads};
         nb::gil_scoped_release free;
         kernels().planning.cluster_means(call, labels.data(), means.data());
     });
     m.def("top_keys", [](Doubles queries, Any k, Bytes mask, std::optional<Longs> limits, int64_t count, bool unit, int threads,
                          Longs top) {
+        Rows rows = rows_of(k);
+        check_rank("queries", queries.ndim(), 4);
+        int64_t batch = k.shape(0), heads = queries.shape(1), key_heads = k.shape(1), many = queries.shape(2);
+        check_shape("queries", queries, {batch, heads, many, rows.dim});
+        check_heads("queries", heads, key_heads);
+        check_shape("mask", mask, {batch, rows.rows});
+        if (limits) check_shape("limits", *limits, {batch, many});
+        check_at_least("count", count, 0);
         TopCall call{int64_t(queries.shape(0)), int64_t(queries.shape(1)), int64_t(k.shape(1)), int64_t(queries.shape(2)),
                      count, rows_of(k), mask.data(), limits ? limits->data() : nullptr, unit, threads};
         nb::gil_scoped_release free;
@@ -263,8 +317,7 @@ NB_MODULE(_native, m) {
         check_shape("queries", queries, {batch, heads, int64_t(queries.shape(2)), rows.dim});
         check_shape("visible", visible, {batch, int64_t(visible.shape(1)), int64_t(visible.shape(2))});
         check_shape("seen", seen, {batch, int64_t(visible.shape(1))});
-        if (!key_heads || heads % key_heads) throw Malformed("queries: expected a multiple of the " + std::to_string(key_heads) + " key heads");
-        if (clusters.size() < 3) throw Malformed("clusters: expected order, start and stop");
+        check_heads("queries", heads, key_heads);
         check_at_least("near", near, 0);
         check_at_least("reach", reach, std::max<int64_t>(1, near));
         NearCall call{int64_t(queries.shape(0)), int64_t(queries.shape(1)), int64_t(k.shape(1)), int64_t(queries.shape(2)),
@@ -276,6 +329,12 @@ NB_MODULE(_native, m) {
     });
     m.def("cross_polytope", [](Any x, Bytes mask, Longs columns, int64_t heads, int64_t rounds, int64_t seed, int64_t layer,
                                int threads, Longs buckets) {
+        Rows rows = rows_of(x);
+        int64_t batch = x.shape(0);
+        check_shape("mask", mask, {batch, rows.rows});
+        check_shape("columns", columns, {batch});
+        check_heads("heads", heads, x.shape(1));
+        check_at_least("rounds", rounds, 0);
         PolytopeCall call{int64_t(x.shape(0)), heads, int64_t(x.shape(1)), rounds, rows_of(x), mask.data(), columns.data(),
                           uint64_t(seed), layer, threads};
         nb::gil_scoped_release free;

@@ -13,12 +13,14 @@ namespace coterie::COTERIE_ISA {
 // What stands for the clusters of each key head when they are ranked: the mean, and the outlier, which is the key that is
 // farthest from it.
 struct Faces {
-    std::vector<double> exact;  // (batch, key heads, clusters, 2, dim): mean and outlier
-    std::vector<float> rough;   // the same in float32
+    std::vector<double> means;  // (batch, key heads, clusters, dim)
+    std::vector<int32_t> outliers;  // (batch, key heads, clusters): which key
+    std::vector<float> rough;  // (batch, key heads, clusters, 2, dim): mean and outlier in float32
     std::vector<double> longest;  // (batch, key heads): the length of the longest key; NaN if some number is not finite
 
     explicit Faces(const NearCall& call)
-        : exact(call.batch * call.key_heads * call.clusters.count() * 2 * call.k.dim), rough(exact.size()),
+        : means(call.batch * call.key_heads * call.clusters.count() * call.k.dim),
+          outliers(call.batch * call.key_heads * call.clusters.count()), rough(2 * means.size()),
           longest(call.batch * call.key_heads) {
         parallel_for(call.batch * call.key_heads, call.threads, [&](int64_t bh, int) { head(call, bh); });
     }
@@ -30,7 +32,8 @@ struct Faces {
         std::vector<float> scratch(dim);
         double top = 0;
         for (int64_t c = 0; c < count; c++) {
-            double *mean = exact.data() + (bh * count + c) * 2 * dim, *outlier = mean + dim;
+            double* mean = means.data() + (bh * count + c) * dim;
+            float* both = rough.data() + (bh * count + c) * 2 * dim;
             for (int64_t i = start[c]; i < stop[c]; i++) {
                 const float* key = fetch(call.k, b, h, order[i], scratch.data());
                 double size = length(key, dim);
@@ -50,10 +53,11 @@ struct Faces {
                 float far = rounded(squared_distance(row.data(), mean, dim));
                 if (far > farthest) {
                     farthest = far;
-                    std::copy(row.begin(), row.end(), outlier);
+                    outliers[bh * count + c] = order[i];
+                    std::copy(row.begin(), row.end(), both + dim);
                 }
             }
-            std::copy(mean, mean + 2 * dim, rough.begin() + (bh * count + c) * 2 * dim);
+            std::copy(mean, mean + dim, both);
         }
         longest[bh] = top;
     }
@@ -207,8 +211,9 @@ private:
             auto [count, sure] = rank(2 * doubt(std::sqrt(dot(query, query, dim_)), longest(), dim_));
             if (!sure) {
                 for (auto& [likes, slot] : ranked_) {
-                    const double* face = faces_.exact.data() + (head + visible_[slot]) * 2 * dim_;
-                    likes = rounded(std::max(dot(query, face, dim_), dot(query, face + dim_, dim_)));
+                    int64_t face = head + visible_[slot];  // of a cluster with members: those without are not ranked
+                    read_double(call_.k, b_, hk_, faces_.outliers[face], scratch_.data(), key_.data());
+                    likes = rounded(std::max(dot(query, faces_.means.data() + face * dim_, dim_), dot(query, key_.data(), dim_)));
                     if (likes == 0) likes = 0;
                 }
                 count = rank(0).first;

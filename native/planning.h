@@ -6,7 +6,7 @@
 namespace coterie {
 
 struct OrderShape {
-    int64_t lists, lists_per_mask, length;
+    int64_t lists, length;
 };
 
 struct HashCall {

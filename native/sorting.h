@@ -96,7 +96,7 @@ inline void order_by(const float* scores, const uint8_t* mask, const OrderShape&
     parallel_for(shape.lists, threads, [&](int64_t list, int) {
         thread_local Sorter sorter;
         sorter.resize(shape.length);
-        const uint8_t* real = mask + list / shape.lists_per_mask * shape.length;
+        const uint8_t* real = mask + list * shape.length;
         for (int64_t i = 0; i < shape.length; i++)
             sorter.keys[i] = real[i] ? sortable(rounded(scores[list * shape.length + i])) : kLast;
         sorter.sort(shape.length, order + list * shape.length);

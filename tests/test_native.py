@@ -154,7 +154,7 @@ assert all(os.waitpid(child, 0)[1] == 0 for child in children)
 # --- malformed plans at the op itself --------------------------------------------------------------------------------
 
 
-def raw_call(query_means=(), key_means=(), **changes):
+def raw_call(query_means=(), key_means=(), tensors=None, **changes):
     def index(values):
         return torch.tensor(values, dtype=torch.int32)[None, None]
 
@@ -167,9 +167,11 @@ def raw_call(query_means=(), key_means=(), **changes):
     }
     parts.update({name: index(values) for name, values in changes.items()})
     q, k = torch.zeros(1, 1, 4, 8), torch.zeros(1, 1, 5, 8)
-    offset = torch.zeros(1, dtype=torch.int32)
-    lists = (list(parts.values()), [], [], list(query_means), list(key_means), [0, 0, 0, 0, 0])
-    return native.attend_op(q, k, k, None, *lists, offset, *[None] * 4, False, False, 1.0, 0.0)
+    given = {"k": k, "v": k, "offset": torch.zeros(1, dtype=torch.int32)} | (tensors or {})
+    bias, skip = ([given[name]] if name in given else [] for name in ("bias", "skip"))
+    lists = (list(parts.values()), bias, skip, list(query_means), list(key_means), [len(bias), len(skip), 0, 0, 0])
+    others = (given.get(name) for name in ("offset", "self_keys", "key_mask", "query_mask"))
+    return native.attend_op(q, given["k"], given["v"], given.get("mask"), *lists, *others, None, False, False, 1.0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -204,6 +206,54 @@ def test_the_op_refuses_malformed_means():
         raw_call(key_means=[order, start, stop.repeat(1, 1, 2)])
     with pytest.raises(ValueError, match=r"expected means for this batch and these heads"):
         raw_call(key_means=[order.repeat(1, 2, 1), start, stop])
+
+
+def test_ops_refuse_shapes_that_do_not_fit_together():
+    x, keys, seed = torch.zeros(2, 4, 5, 8), torch.zeros(2, 2, 7, 8), torch.zeros((), dtype=torch.int64)
+    real, real_keys, two = torch.ones(2, 5, dtype=torch.bool), torch.ones(2, 7, dtype=torch.bool), torch.tensor([2, 2])
+    labels = torch.zeros(2, 4, 5, dtype=torch.int64)
+    for message, call in {
+        r"key_mask: expected shape \(2, 7\)": lambda: planning.smyrf_orders_op(
+            x, keys, real, real, two, seed, 1, 0, False, 0
+        ),
+        r"q: expected a multiple of the 3 key heads": lambda: planning.smyrf_orders_op(
+            x, torch.zeros(2, 3, 7, 8), real, real_keys, two, seed, 1, 0, False, 0
+        ),
+        r"groups: expected shape \(2\)": lambda: planning.smyrf_orders_op(
+            x, keys, real, real_keys, two[:1], seed, 1, 0, False, 0
+        ),
+        r"columns: expected shape \(2\)": lambda: planning.cross_polytope_op(x, real, two[:1], seed, 4, 1, 0),
+        r"mask: expected shape \(2, 5\)": lambda: planning.hamming_kmeans_op(x, real_keys, seed, 2, 1, 8, 0),
+        r"clusters: expected at least 1, got 0": lambda: planning.hamming_kmeans_op(x, real, seed, 0, 1, 8, 0),
+        r"labels: expected shape \(2, 4, 5\)": lambda: planning.cluster_means_op(x, real, labels[:1], 2),
+        r"labels: expected numbers below 2": lambda: planning.cluster_means_op(x, real, labels + 2, 2),
+        r"queries: expected shape \(2, 4, 5, 8\)": lambda: planning.top_keys_op(
+            x.double()[..., :4], keys, real_keys, None, 2, False
+        ),
+        r"limits: expected shape \(2, 5\)": lambda: planning.top_keys_op(x.double(), keys, real_keys, two, 2, False),
+        r"mask: expected shape \(2, 4, 5\)": lambda: planning.order_by_op(x[..., 0], real),
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("k", torch.zeros(1, 1, 5, 4), r"k: expected shape \(1, 1, 5, 8\)"),
+        ("v", torch.zeros(1, 1, 4, 8), r"v: expected shape \(1, 1, 5, 8\)"),
+        ("mask", torch.zeros(1, 1, 4, 4), r"mask: expected 1 or 5 on axis 3"),
+        ("offset", torch.zeros(2, dtype=torch.int32), r"offset: expected shape \(1\)"),
+        ("self_keys", torch.zeros(1, 5, dtype=torch.int32), r"self_keys: expected shape \(1, 4\)"),
+        ("key_mask", torch.ones(1, 4, dtype=torch.bool), r"key_mask: expected shape \(1, 5\)"),
+        ("query_mask", torch.ones(2, 4, dtype=torch.bool), r"query_mask: expected shape \(1, 4\)"),
+        ("bias", torch.zeros(1, 1, 2), r"bias: expected shape \(1, 1, 3\)"),
+        ("skip", torch.zeros(1, 1, 3, 1, dtype=torch.int32), r"skip: expected shape \(1, 1, 4, 1\)"),
+    ],
+)
+def test_the_attend_op_refuses_tensors_that_do_not_fit_the_plan(name, value, message):
+    with pytest.raises(ValueError, match=message):
+        raw_call(tensors={name: value})
 
 
 # --- compiled and exported graphs ------------------------------------------------------------------------------------

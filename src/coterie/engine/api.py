@@ -226,6 +226,8 @@ def _borrow(plan: Plan, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
     total = own + other
     heard = total != 0
     safe = torch.where(heard, total, 1)
-    lerp = torch.lerp if torch.is_grad_enabled() else Tensor.lerp_  # a fresh tensor of this size costs as much as the rest
-    merged = lerp(other_out, own_out, (own / safe)[..., None])
+    lerp = (
+        torch.lerp if torch.is_grad_enabled() else Tensor.lerp_
+    )  # a fresh tensor of this size costs as much as the rest
+    merged = lerp(other_out, own_out, (1 - other / safe)[..., None])
     return merged, torch.where(heard, base + safe.log(), float("-inf"))

@@ -17,7 +17,7 @@ from coterie.plan import Means, Plan, Round
 _QUERIES, _KEYS = 4, 2  # "auto": √(4N) groups of queries, √(2N) clusters of keys
 _SAMPLE = 16  # tokens a cluster that centroids are trained on
 _REACH = 12  # the clusters that are searched hold so many times the keys that are wanted
-_PER_GROUP = 8  # causal: queries of a chunk that share a group
+_PER_GROUP = 12  # causal: queries of a chunk that share a group
 _PER_MEAN = 32  # causal: keys of a finished chunk that share a mean
 _LEVEL = 32  # causal: blocks of one size before blocks of twice the size follow
 
@@ -55,7 +55,7 @@ class NearFar(Mechanism):
     trained on at most 16 tokens a cluster. With "auto" sizes, √(4N) groups and √(2N) clusters, it costs O(N·√N·D).
 
     Causal: keys are cut into chunks. A query meets its own and the previous chunk exactly; of the older ones it meets
-    the near keys that were picked for its group (about 8 queries of its chunk), and the others through the means of
+    the near keys that were picked for its group (about 12 queries of its chunk), and the others through the means of
     about 32 keys inside each finished chunk. As chunks recede they are merged: after 32 chunks come 32 blocks of 2
     chunks with half as many means each, then 32 of 4 chunks with a quarter as many, and so on; at least one. Near keys
     are searched in the clusters whose mean or whose outlier (the key farthest from the mean) is liked best, until those
@@ -121,7 +121,7 @@ class NearFar(Mechanism):
     def _query_groups(self, tokens: Tokens) -> Groups:
         labels, clusters = self._kmeans(tokens, tokens.raw_q, tokens.query_mask, self.query_clusters, _QUERIES)
         order, offsets = tokens.steps.group_by(labels, tokens.query_mask[:, None], clusters)
-        return Groups(order, offsets, tokens.scale * tokens.steps.cluster_means(tokens, labels, clusters))
+        return Groups(order, offsets, tokens.steps.cluster_means(tokens, labels, clusters).mul_(tokens.scale))
 
     def _key_clusters(self, tokens: Tokens) -> tuple[Far, Tensor]:
         labels, clusters = self._kmeans(tokens, tokens.raw_k, tokens.key_mask, self.key_clusters, _KEYS)
@@ -211,7 +211,7 @@ class NearFar(Mechanism):
             tokens.raw_q, parts, clusters, self.iterations, counts=counts, **self._draws(tokens)
         )
         total = parts.start.shape[1] * clusters
-        if self.strict:
+        if self.strict:  # what was learnt before stands for those that come after
             centroids, counts = self._before(tokens, chunks, centroids, counts, clusters)
             labels, _ = tokens.steps.kmeans(
                 tokens.raw_q, parts, clusters, 0, counts=counts, centroids=centroids, **self._draws(tokens)
@@ -219,9 +219,10 @@ class NearFar(Mechanism):
         labels = labels + (chunks.of_query * clusters)[:, None]
         order, offsets = tokens.steps.group_by(labels, chunks.placed[:, None], total)
         if not self.strict:
+            del centroids  # as large as the means
             labels = torch.where(chunks.placed[:, None], labels, 0)
             centroids = tokens.steps.cluster_means(tokens, labels, total, mask=chunks.placed)
-        return Groups(order, offsets, tokens.scale * centroids)
+        return Groups(order, offsets, centroids.mul_(tokens.scale))
 
     @staticmethod
     def _before(
