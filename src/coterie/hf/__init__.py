@@ -1,0 +1,14 @@
+"""Coterie inside Hugging Face models: `import coterie.hf` registers `attn_implementation="coterie"`.
+
+model = AutoModel.from_pretrained(path, attn_implementation="coterie")
+coterie.hf.use(model, coterie.NearFar(near=64))
+"""
+
+from coterie.hf import version
+from coterie.hf.attend import FEW_QUERIES
+from coterie.hf.model import Layer, describe, load, undo, use
+from coterie.hf.positions import extend_positions
+
+__all__ = ["FEW_QUERIES", "Layer", "describe", "extend_positions", "load", "undo", "use"]
+
+version.check()

@@ -1,0 +1,195 @@
+"""The attention that Hugging Face's models call: `attn_implementation="coterie"`."""
+
+from __future__ import annotations
+
+import inspect
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface
+
+from coterie.functional import attention
+from coterie.hf import choice
+from coterie.hf.masks import Rules, coterie_mask
+from coterie.mechanisms import Local, Mechanism
+
+NAME = "coterie"
+FEW_QUERIES = 16  # so few queries with a cache in front are answered densely: there is nothing to group
+
+# What models pass along that changes nothing here.
+_HARMLESS = {
+    *("cache_position", "position_ids", "position_embeddings", "layer_idx", "target_dtype", "deterministic"),
+    *("past_key_value", "past_key_values", "use_cache", "output_hidden_states", "return_dict", "num_items_in_batch"),
+    *("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"),  # the mask says the same
+    "sliding_window",  # the mask says it, too
+}
+_REFUSED = {
+    "softcap": "softcap, which caps scores before the softmax",
+    "s_aux": "attention sinks (s_aux)",
+    "sinks": "attention sinks",
+    "head_mask": "head_mask",
+    "cache": "a paged cache",
+}
+
+
+class Call(NamedTuple):
+    """What one layer's attention is asked for."""
+
+    module: nn.Module
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    scale: float | None
+    dropout: float
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    position_bias: Tensor | None = None,
+    **rest: Any,
+) -> tuple[Tensor, None]:
+    """Hugging Face's attention interface: (B, H, Nq, D) queries, (B, Hk, Nk, D) keys; the output is (B, Nq, H, Dv)."""
+    _refuse(module, rest)
+    choice.count(module)
+    mechanism = choice.of(module)
+    call = Call(module, query, key, value, scaling, dropout)
+    causal = is_causal if is_causal is not None else bool(getattr(module, "is_causal", False))
+    rules = _rules(call, attention_mask, causal)
+    pairs = attention_mask if rules is None else None
+    if pairs is not None and pairs.dtype != torch.bool and not pairs.is_floating_point():
+        raise ValueError(f"attention_mask: expected bool or float for a mask of pairs, got {pairs.dtype}.")
+    few = query.shape[2] <= FEW_QUERIES and query.shape[2] < key.shape[2]
+    if mechanism is None or few:
+        out = _dense(call, rules, pairs, position_bias)
+    else:
+        out = _clustered(call, mechanism, rules, pairs, position_bias)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _refuse(module: nn.Module, rest: dict[str, Any]) -> None:
+    if rest.pop("output_attentions", False):
+        raise ValueError(
+            "output_attentions: clustered attention never has the matrix of weights; "
+            "load the model with attn_implementation='eager' to get it."
+        )
+    for name, value in rest.items():
+        if value is None or value is False or name in _HARMLESS:
+            continue
+        what = _REFUSED.get(name, f"the argument {name!r}, which this version of Coterie does not know")
+        raise ValueError(f"{type(module).__name__} asks for {what}; attn_implementation='coterie' does not support it.")
+
+
+def _rules(call: Call, mask: Tensor | None, causal: bool) -> Rules | None:
+    """The mask as a rule, if it is one."""
+    batch, queries, keys = call.q.shape[0], call.q.shape[2], call.k.shape[2]
+    if mask is None:
+        if causal and 1 < queries != keys:
+            raise ValueError(
+                f"{type(call.module).__name__} is causal and was called with {queries} queries, {keys} keys and no "
+                "mask, so where the queries sit is unknown; pass the model's own mask."
+            )
+        real = torch.ones(batch, keys, dtype=torch.bool, device=call.q.device)
+        offset = torch.zeros(batch, dtype=torch.int32, device=call.q.device)
+        return Rules(real, offset, causal and queries > 1)
+    rules = Rules.decode(mask)
+    if rules is None:
+        wanted = (batch, call.q.shape[1], queries, keys)
+        fits = mask.ndim == 4 and all(a in (1, b) for a, b in zip(mask.shape, wanted, strict=True))
+        if not fits:
+            raise ValueError(f"attention_mask: expected a shape that broadcasts to {wanted}, got {tuple(mask.shape)}.")
+        return None
+    if rules.real.shape != (batch, keys):
+        raise ValueError(f"attention_mask: expected one for {(batch, keys)} keys, got {tuple(rules.real.shape)}.")
+    return rules
+
+
+def _clustered(
+    call: Call, mechanism: Mechanism, rules: Rules | None, pairs: Tensor | None, bias: Tensor | None
+) -> Tensor:
+    settings: dict[str, Any] = {}
+    if rules is not None:
+        settings = {"key_mask": rules.real, "is_causal": rules.causal}
+        if rules.causal or rules.window:
+            settings["causal_offset"] = rules.offset
+        queries, keys = call.q.shape[2], call.k.shape[2]
+        same = rules.causal or (queries == keys and _only_self_attention(type(call.module).forward))
+        everyone = rules.real.new_ones(rules.real.shape[0], queries)
+        settings["query_mask"] = rules.queries(queries) if same else everyone
+        if rules.window:  # exactly, and cheaper than any approximation of it
+            mechanism = Local(window=rules.window if rules.causal else 2 * rules.window)
+    try:
+        out = attention(
+            call.q,
+            call.k,
+            call.v,
+            mechanism,
+            attn_mask=_together(pairs, bias),
+            dropout_p=call.dropout,
+            scale=call.scale,
+            enable_gqa=call.q.shape[1] != call.k.shape[1],
+            layer=choice.draws(call.module),
+            **settings,
+        )
+    except ValueError as error:
+        layer = f"layer {choice.index(call.module)} ({type(call.module).__name__})"
+        if bias is not None:
+            raise ValueError(f"{mechanism} cannot honour the position bias of {layer}: {error}") from error
+        if pairs is not None:
+            raise ValueError(
+                f"{mechanism} cannot honour the mask of {layer}, which is one of pairs (packed sequences, a chunked "
+                f"mask, or a 4-D mask of the caller): {error}"
+            ) from error
+        raise ValueError(f"{mechanism} in {layer}: {error}") from error
+    assert isinstance(out, Tensor)
+    return out
+
+
+def _dense(call: Call, rules: Rules | None, pairs: Tensor | None, bias: Tensor | None) -> Tensor:
+    """Every pair, by PyTorch's own attention."""
+    causal = False
+    if rules is not None:
+        square = call.q.shape[2] == call.k.shape[2] and not rules.window and bias is None
+        tracing = torch.compiler.is_compiling()
+        plain = square and not tracing and bool(rules.real.all()) and not bool(rules.offset.any())
+        causal = plain and rules.causal
+        pairs = None if plain else rules.pairs(call.q.shape[2])
+    return F.scaled_dot_product_attention(
+        call.q,
+        call.k,
+        call.v,
+        attn_mask=_together(pairs, bias),
+        dropout_p=call.dropout,
+        is_causal=causal,
+        scale=call.scale,
+        enable_gqa=call.q.shape[1] != call.k.shape[1],
+    )
+
+
+def _together(pairs: Tensor | None, bias: Tensor | None) -> Tensor | None:
+    """A mask of pairs and a position bias as one mask."""
+    if pairs is None or bias is None:
+        return pairs if bias is None else bias
+    return torch.where(pairs, bias, float("-inf")) if pairs.dtype == torch.bool else bias + pairs
+
+
+@cache
+def _only_self_attention(forward: Any) -> bool:
+    """Whether a module's forward takes no keys but its own tokens', so that a mask of keys is one of queries too."""
+    others = ("encoder", "key_value", "cross", "memory", "kv_")
+    names = set(inspect.signature(forward).parameters) - {"past_key_values"}
+    return not any(word in name for name in names for word in others)
+
+
+AttentionInterface.register(NAME, attend)
+AttentionMaskInterface.register(NAME, coterie_mask)

@@ -1,0 +1,146 @@
+"""The mask that Coterie asks Hugging Face for: what a model hides, without a number for every pair.
+
+Most masks are a rule: which keys are real, whether the future is hidden and where the queries sit, how far a window
+reaches. A `Rules` mask is a small integer tensor that travels through a model like any other mask:
+
+    (B, 1 + window, 2, Nk):  [:, 0, 0] whether a key is real, [:, 0, 1] the key position of the first query
+
+What a compiled graph must know is in its type and shape: int64 hides the future, int32 does not; the second axis is
+expanded, so it costs nothing. Masks that are no such rule (packed sequences, chunks, image blocks) become a bool for
+every pair, as in Hugging Face's own "sdpa".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers.masking_utils import (
+    bidirectional_mask_function,
+    causal_mask_function,
+    prepare_padding_mask,
+    sdpa_mask,
+)
+
+_KINDS = {True: torch.int64, False: torch.int32}
+
+
+class Rules(NamedTuple):
+    """A mask as a rule: query i sits at key position i + offset, and meets real keys alone.
+
+    If `causal`, it meets no later key; if there is a `window`, no key that is so far away: causal, the last `window`
+    keys; else those at a distance of at most `window`.
+    """
+
+    real: Tensor  # (B, Nk) bool
+    offset: Tensor  # (B,) int32
+    causal: bool
+    window: int = 0  # 0: none
+
+    def encode(self) -> Tensor:
+        """As the tensor that a model passes on."""
+        rows = torch.stack([self.real.to(_KINDS[self.causal]), self.offset[:, None].expand_as(self.real)], 1)
+        return rows[:, None].to(_KINDS[self.causal]).expand(-1, 1 + self.window, -1, -1)
+
+    @staticmethod
+    def decode(mask: Tensor) -> Rules | None:
+        """The rules that a tensor stands for, if it is such a tensor."""
+        if mask.ndim != 4 or mask.dtype not in _KINDS.values() or mask.shape[2] != 2:
+            return None
+        offset = mask[:, 0, 1, 0] if mask.shape[3] else mask.new_zeros(mask.shape[0])
+        return Rules(mask[:, 0, 0].bool(), offset.to(torch.int32), mask.dtype == _KINDS[True], mask.shape[1] - 1)
+
+    def queries(self, count: int) -> Tensor:
+        """Which of `count` queries are real, if queries and keys are the same tokens: (B, count) bool."""
+        at = torch.arange(count, device=self.real.device) + self.offset[:, None]
+        inside = (at >= 0) & (at < self.real.shape[1])
+        return inside & self.real.gather(1, at.clamp(0, max(0, self.real.shape[1] - 1)).long())
+
+    def pairs(self, count: int) -> Tensor:
+        """The mask of all pairs with `count` queries: (B, 1, count, Nk) bool."""
+        keys = torch.arange(self.real.shape[1], device=self.real.device)
+        ahead = torch.arange(count, device=self.real.device)[:, None] + self.offset[:, None, None] - keys
+        met = self.real[:, None].expand(-1, count, -1)
+        if self.causal:
+            met = met & (ahead >= 0)
+        if self.window:
+            met = met & (ahead < self.window if self.causal else ahead.abs() <= self.window)
+        return met[:, None]
+
+
+def coterie_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    mask_function: Callable[..., Any] = causal_mask_function,
+    attention_mask: Tensor | None = None,
+    use_vmap: bool = False,
+    device: torch.device | str = "cpu",
+    **settings: Any,
+) -> Tensor:
+    """Hugging Face's mask interface: called by a model before its layers, the answer comes back in `attend`."""
+    known = _rule(mask_function)
+    if known is None:
+        found: Tensor = sdpa_mask(
+            batch_size=batch_size,
+            q_length=q_length,
+            kv_length=kv_length,
+            q_offset=q_offset,
+            kv_offset=kv_offset,
+            mask_function=mask_function,
+            attention_mask=attention_mask,
+            allow_is_causal_skip=False,
+            allow_is_bidirectional_skip=False,
+            use_vmap=use_vmap,
+            device=device,
+        )
+        return found
+    causal, window = known
+    slots = torch.arange(kv_length, device=device) + kv_offset
+    if attention_mask is None:
+        real = torch.ones(batch_size, kv_length, dtype=torch.bool, device=device)
+    else:
+        real = prepare_padding_mask(attention_mask, kv_length, kv_offset)[:, kv_offset : kv_offset + kv_length].bool()
+    if causal:  # the slots of a static cache that nobody has filled
+        real = real & (slots < q_offset + q_length)
+    offset = torch.zeros(batch_size, dtype=torch.int32, device=device) + (q_offset - kv_offset)
+    if window and not isinstance(q_offset, Tensor):
+        back, ahead = q_offset + q_length - 1 - kv_offset, kv_offset + kv_length - 1 - q_offset
+        reaches_all = back < window if causal else max(back, ahead) <= window
+        window = 0 if reaches_all else window
+    return Rules(real, offset.to(torch.int32), causal, window).encode()
+
+
+def _rule(function: Callable[..., Any]) -> tuple[bool, int] | None:
+    """(causal, window) if a mask function is no more than that. What is not recognised is no rule."""
+    causal, window = False, 0
+    for part in parts(function):
+        if part is causal_mask_function:
+            causal = True
+        elif (size := _closure(part, "sliding_window_overlay", "sliding_window")) is not None or (
+            size := _closure(part, "sliding_window_bidirectional_overlay", "sliding_window")
+        ) is not None:
+            window = size
+        elif part is not bidirectional_mask_function:
+            return None
+    return causal, window
+
+
+def parts(function: Callable[..., Any]) -> list[Callable[..., Any]]:
+    """The functions that a mask function is the intersection of."""
+    inner = _closure(function, "and_masks", "mask_functions")
+    return [function] if inner is None else [part for each in inner for part in parts(each)]
+
+
+def _closure(function: Callable[..., Any], maker: str, name: str) -> Any:
+    """The variable `name` of a function that transformers' `maker` made; None for others."""
+    made = getattr(function, "__qualname__", "").startswith(f"{maker}.<locals>")
+    if not made or getattr(function, "__module__", "") != "transformers.masking_utils":
+        return None
+    names = function.__code__.co_freevars
+    cells = function.__closure__ or ()
+    return cells[names.index(name)].cell_contents if name in names else None

@@ -1,0 +1,317 @@
+"""Whole models: put a mechanism into their layers, take it out, say what runs, load it again."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+from torch import nn
+from transformers import AutoConfig, PreTrainedModel
+
+from coterie.errors import expect, expect_choice, expect_int, expect_type
+from coterie.hf import choice
+from coterie.hf.attend import NAME
+from coterie.hf.positions import learned_positions
+from coterie.mechanisms import Mechanism, as_mechanism
+
+_STATE = "_coterie_state"
+_CROSS = re.compile(r"cross|enc(oder)?_?(dec)?_?attn|encdec", re.IGNORECASE)
+
+
+class Layer(NamedTuple):
+    """One attention module of a model."""
+
+    name: str
+    number: int
+    kind: str  # "self" or "cross"
+    runs: str  # a mechanism, "dense", or the implementation that the model had
+
+
+class _Site(NamedTuple):
+    name: str
+    number: int
+    kind: str
+    module: Any  # an nn.Module with a config
+
+
+class _State(NamedTuple):
+    """What `undo` needs."""
+
+    before: list[tuple[Any, Any]]  # configs, and the implementation that each had
+    hooks: list[Any]
+
+
+def use(
+    model: PreTrainedModel,
+    mechanism: Mechanism | str | dict[str, Any] | Mapping[int, Any] | None,
+    layers: Iterable[int] | None = None,
+    *,
+    kind: str = "all",
+    within: str = "",
+) -> PreTrainedModel:
+    """Let the attention of a trained model run through a mechanism; weights, masks and cache stay.
+
+    Call it again to give some layers another mechanism; layers that were never chosen run dense. A layer with a sliding
+    window keeps it, exactly and at the window's cost. Up to `FEW_QUERIES` queries with a cache in front (decoding) are
+    answered densely. The choice is stored in the model's config, so `save_pretrained` keeps it.
+
+    Args:
+        model: any model on Hugging Face's attention interface; others are refused.
+        mechanism: a mechanism or its string; None or "dense" for dense attention; or a dict from layer to these.
+        layers: which layers; all by default.
+        kind: "self", "cross" or "all" attention.
+        within: only modules below this name, for example "decoder" or "vision_model".
+
+    Returns:
+        The model.
+
+    Example:
+        >>> import coterie, coterie.hf, torch
+        >>> from transformers import BertConfig, BertModel
+        >>> config = BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
+        >>> model = coterie.hf.use(BertModel(config).eval(), "near-far:near=16")
+        >>> model(torch.arange(60)[None]).last_hidden_state.shape
+        torch.Size([1, 60, 32])
+        >>> [layer.runs for layer in coterie.hf.describe(model)]
+        encoder.layer.0.attention.self  self  near-far:near=16
+        encoder.layer.1.attention.self  self  near-far:near=16
+        ['near-far:near=16', 'near-far:near=16']
+    """
+    expect_type(isinstance(model, PreTrainedModel), "model", "a transformers.PreTrainedModel", type(model).__name__)
+    expect_choice("kind", kind, ("all", "self", "cross"))
+    sites = _sites(model)
+    some = [s for s in sites if kind in ("all", s.kind) and _below(s.name, within)]
+    expect(bool(some), "within, kind", f"some of {', '.join(s.name for s in sites)}", f"{within!r}, {kind!r}")
+    chosen = _wanted(mechanism, layers, some)
+    if _STATE not in model.__dict__:
+        _take_over(model, sites)
+    for site in some:
+        if site.number in chosen:
+            choice.put(site.module, chosen[site.number], site.number)
+    _store(model, sites)
+    return model
+
+
+def undo(model: PreTrainedModel) -> PreTrainedModel:
+    """Put the attention back that the model had before `use`."""
+    state: _State | None = model.__dict__.pop(_STATE, None)
+    expect(state is not None, "model", "a model that coterie.hf.use was called on", type(model).__name__)
+    assert state is not None
+    for hook in state.hooks:
+        hook.remove()
+    for config, before in state.before:
+        config._attn_implementation = before
+    for site in _sites(model):
+        choice.take(site.module)
+    for config in _configs(model, _sites(model)):
+        config.__dict__.pop("coterie", None)
+    return model
+
+
+def describe(model: PreTrainedModel) -> list[Layer]:
+    """Print, layer by layer, what attention runs in a model; the same as a list."""
+    found = [Layer(name, index, kind, _runs(module)) for name, index, kind, module in _sites(model, refuse=False)]
+    if not found:
+        print(f"{type(model).__name__} does not use Hugging Face's attention interface: Coterie cannot reach it.")
+    width = max((len(layer.name) for layer in found), default=0)
+    for layer in found:
+        print(f"{layer.name:{width}}  {layer.kind:5} {layer.runs}")
+    return found
+
+
+def load(model: PreTrainedModel | str | Path, stored: str | Path | None = None, **settings: Any) -> PreTrainedModel:
+    """A model with the mechanisms that were stored for it.
+
+    Args:
+        model: a folder or hub name that `save_pretrained` wrote after `use`; or a model, with `stored`.
+        stored: a JSON file with a choice for this model.
+        settings: for `from_pretrained`.
+    """
+    if isinstance(model, PreTrainedModel):
+        expect(stored is not None, "stored", "a JSON file, for a model that is loaded already", "None")
+    else:
+        config = AutoConfig.from_pretrained(model, **({"gguf_file": g} if (g := settings.get("gguf_file")) else {}))
+        known = config.architectures or []
+        expect(bool(known), "model", "a config that names its architecture", model)
+        kind = getattr(transformers, known[0], None)
+        expect(kind is not None, "model", "an architecture of transformers", known[0])
+        assert kind is not None
+        model = kind.from_pretrained(model, **settings)
+    assert isinstance(model, PreTrainedModel)
+    if stored is not None:
+        choices = json.loads(Path(stored).read_text())
+    else:
+        choices = getattr(model.config, "coterie", None)
+        expect(choices is not None, "model", "a config with a stored choice: call coterie.hf.use and save it", "none")
+    return _restore(model, choices)
+
+
+def _restore(model: PreTrainedModel, stored: Mapping[str, Any]) -> PreTrainedModel:
+    sites = _sites(model)
+    specs = stored["modules"]
+    names = {_short(model, s.name): s for s in sites}
+    missing = sorted(set(specs) ^ set(names))
+    expect(not missing, "stored choice", "the attention modules of this model", f"a difference in {missing}")
+    if _STATE not in model.__dict__:
+        _take_over(model, sites)
+    for name, site in names.items():
+        choice.put(site.module, choice.parse(specs[name]), site.number)
+    _store(model, sites)
+    return model
+
+
+# --- which modules ----------------------------------------------------------------------------------------------------
+
+
+def _sites(model: PreTrainedModel, *, refuse: bool = True) -> list[_Site]:
+    """The attention modules that call Hugging Face's interface."""
+    found = [
+        _Site(name, _number(name), "cross" if _CROSS.search(name.rsplit(".", 1)[-1]) else "self", module)
+        for name, module in model.named_modules()
+        if _calls_interface(type(module).forward)
+    ]
+    if not found and refuse:
+        raise ValueError(
+            f"{type(model).__name__} has attention of its own that ignores Hugging Face's attention interface: "
+            "Coterie cannot replace it."
+        )
+    return found
+
+
+@cache
+def _calls_interface(forward: Any) -> bool:
+    """Whether a forward method looks its attention up."""
+    if forward.__module__.startswith("torch."):
+        return False
+    try:
+        return "ALL_ATTENTION_FUNCTIONS" in inspect.getsource(forward)
+    except OSError:  # written where there is no file, in a shell for example
+        return "ALL_ATTENTION_FUNCTIONS" in inspect.unwrap(forward).__code__.co_names
+
+
+def _number(name: str) -> int:
+    """The last number in a module's name: the layer it is in."""
+    numbers = re.findall(r"(?<=\.)\d+(?=\.|$)", f".{name}")
+    return int(numbers[-1]) if numbers else 0
+
+
+def _below(name: str, within: str) -> bool:
+    return not within or f".{within}." in f".{name}."
+
+
+def _wanted(mechanism: Any, layers: Iterable[int] | None, sites: list[_Site]) -> dict[int, Mechanism | None]:
+    """The mechanism of each layer that is chosen."""
+    there = sorted({site.number for site in sites})
+    if isinstance(mechanism, Mapping) and "mechanism" not in mechanism:
+        expect(layers is None, "layers", "None with a dict from layer to mechanism", layers)
+        by_layer = dict(mechanism)
+    else:
+        by_layer = dict.fromkeys(there if layers is None else layers, mechanism)
+    for layer in by_layer:
+        expect_int("layers", layer, at_least=0)
+        expect(layer in there, "layers", f"layers among {there}", layer)
+    return {layer: _mechanism(spec) for layer, spec in by_layer.items()}
+
+
+def _mechanism(spec: Any) -> Mechanism | None:
+    return None if spec is None or spec == choice.DENSE else as_mechanism(spec)
+
+
+# --- taking over ------------------------------------------------------------------------------------------------------
+
+
+def _take_over(model: PreTrainedModel, sites: list[_Site]) -> None:
+    """Point every attention module at Coterie, dense until a mechanism is chosen, and watch the first calls."""
+    configs = _configs(model, sites)
+    before = [(config, config._attn_implementation) for config in configs]
+    hooks = [model.register_forward_pre_hook(_before_forward, with_kwargs=True)]
+    for site in sites:
+        choice.put(site.module, None, site.number)
+        hooks.append(_watch(site))
+    model.__dict__[_STATE] = _State([(c, None if b == NAME else b) for c, b in before], hooks)
+    for config in configs:
+        config._attn_implementation = NAME
+
+
+def _watch(site: _Site) -> Any:
+    """Check at a module's first call that its attention reaches Coterie."""
+
+    def first(module: nn.Module, inputs: Any, output: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        handle.remove()
+        if choice.calls(module) == 0:
+            raise RuntimeError(
+                f"{site.name} ran without calling attn_implementation='coterie': {type(module).__name__} has another "
+                "way to attend with these settings, so nothing was replaced there."
+            )
+
+    handle = site.module.register_forward_hook(first)
+    return handle
+
+
+def _before_forward(model: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+    """What can be told before anything is computed."""
+    if named.get("output_attentions"):
+        raise ValueError(
+            "output_attentions: clustered attention never has the matrix of weights; "
+            "load the model with attn_implementation='eager' to get it."
+        )
+    tokens = named.get("input_ids", inputs[0] if inputs else None)
+    table = learned_positions(model)
+    if table is not None and isinstance(tokens, torch.Tensor) and tokens.ndim == 2 and tokens.shape[1] > table.limit:
+        raise ValueError(
+            f"this model has {table.limit} positions, and the input has {tokens.shape[1]} tokens; "
+            f"coterie.hf.extend_positions(model, {tokens.shape[1]}) interpolates them (fine-tune after that)."
+        )
+
+
+def _configs(model: PreTrainedModel, sites: list[_Site]) -> list[Any]:
+    """The configs that the attention modules and the models around them look at, each once."""
+    found: dict[int, Any] = {id(model.config): model.config}
+    for site in sites:
+        found.setdefault(id(site.module.config), site.module.config)
+    return list(found.values())
+
+
+def _store(model: PreTrainedModel, sites: list[_Site]) -> None:
+    """Write the choice into the configs: all of it at the top, each part with the modules that it is for."""
+    specs = {_short(model, site.name): _runs(site.module) for site in sites}
+    model.config.coterie = {"modules": specs, "by_layer": _by_layer(sites)}
+    for config in _configs(model, sites)[1:]:
+        own = [site for site in sites if site.module.config is config]
+        config.coterie = {
+            "modules": {_short(model, s.name): _runs(s.module) for s in own},
+            "by_layer": _by_layer(own),
+        }
+
+
+def _by_layer(sites: list[_Site]) -> dict[str, str] | None:
+    """The mechanism of each layer index, if the index says it all."""
+    found: dict[str, str] = {}
+    for site in sites:
+        if getattr(site.module, "layer_idx", None) is None:
+            return None
+        if found.setdefault(str(site.module.layer_idx), _runs(site.module)) != _runs(site.module):
+            return None
+    return found
+
+
+def _short(model: PreTrainedModel, name: str) -> str:
+    """A module's name in the bare model, so that models with and without a head agree."""
+    return name.removeprefix(f"{model.base_model_prefix}.") if model.base_model_prefix else name
+
+
+def _runs(module: Any) -> str:
+    implementation = module.config._attn_implementation
+    if implementation != NAME:
+        return str(implementation)
+    mechanism = choice.of(module)
+    return choice.DENSE if mechanism is None else str(mechanism)

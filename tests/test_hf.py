@@ -1,0 +1,480 @@
+"""Coterie inside Hugging Face models: small random ones here, real weights in test_hf_real.py."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
+
+import coterie  # noqa: E402
+import coterie.hf  # noqa: E402
+from coterie.hf import version  # noqa: E402
+from tests.families import BY_NAME, FAMILIES, Family, _tokens  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+
+CASES = [pytest.param(family, side, id=f"{family.name}-{side}") for family in FAMILIES for side in family.sides]
+CAUSAL = [family for family in FAMILIES if family.causal]
+MECHANISMS = [
+    "smyrf:rounds=2,cluster_size=16",
+    "clustered:clusters=8",
+    "improved-clustered:clusters=8,topk=8",
+    "reformer:rounds=2,chunk_size=8",
+    "routing:clusters=4,window=16",
+    "local:window=17",
+    "longformer:window=9,global_tokens=2",
+    "topk:k=9",
+    "near-far:near=9,chunk=16",
+]
+
+
+def each(items):
+    return pytest.mark.parametrize("family", items, ids=[family.name for family in items])
+
+
+def close(got: Tensor, want: Tensor, tolerance: float = 2e-5) -> None:
+    torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance * max(1.0, float(want.abs().max())))
+
+
+def loss(answers: list[Tensor]) -> Tensor:
+    """A number that every entry has another share in."""
+    return sum((x.flatten() * torch.arange(x.numel()).cos()).sum() for x in answers)
+
+
+# --- Full is what the model had --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("family", "padding"), CASES)
+def test_full_equals_eager_forward_and_backward(family: Family, padding: str):
+    def run(model):
+        answers = family.answers(model, padding)
+        loss(answers).backward()
+        return answers, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+    answers, gradients = run(family.build())
+    found, found_gradients = run(coterie.hf.use(family.build(), "full"))
+    for got, want in zip(found, answers, strict=True):
+        close(got, want)
+    assert found_gradients.keys() == gradients.keys()
+    scale = max(float(g.abs().max()) for g in gradients.values())
+    for name, want in gradients.items():
+        torch.testing.assert_close(
+            found_gradients[name], want, rtol=1e-3, atol=2e-5 * scale, msg=lambda m, n=name: n + m
+        )
+
+
+def refuses(family: Family, mechanism: str) -> bool:
+    """What cannot be: mean queries mix the future in, and a mean has no position bias."""
+    means = mechanism.startswith(("clustered", "improved"))
+    decodes = family.causal or family.name in ("clip", "whisper", "bart", "t5")
+    return (means and decodes) or (mechanism.startswith("near-far") and family.name == "t5")
+
+
+@pytest.mark.parametrize(("family", "padding"), CASES)
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_every_mechanism_runs_or_refuses_by_name(family: Family, padding: str, mechanism: str):
+    with torch.no_grad():
+        dense = family.answers(family.build(), padding)
+        model = coterie.hf.use(family.build(), mechanism)
+        if refuses(family, mechanism):
+            with pytest.raises(ValueError, match=f"{mechanism.split(':')[0]}.*(is_causal|position bias)"):
+                family.answers(model, padding)
+            return
+        found = family.answers(model, padding)
+    assert all(bool(x.isfinite().all()) for x in found)
+    assert any(float((a - b).abs().max()) > 1e-5 for a, b in zip(found, dense, strict=True))
+
+
+@each(CAUSAL)
+def test_packed_sequences_do_not_see_each_other(family: Family):
+    ids = _tokens(1, 50)
+    positions = torch.cat([torch.arange(20), torch.arange(30)])[None]
+    with torch.no_grad():
+        want = family.build()(input_ids=ids, position_ids=positions, use_cache=False).last_hidden_state
+        model = coterie.hf.use(family.build(), "full")
+        close(model(input_ids=ids, position_ids=positions, use_cache=False).last_hidden_state, want)
+        alone = model(input_ids=ids[:, 20:], use_cache=False).last_hidden_state
+        close(want[:, 20:], alone)
+        coterie.hf.use(model, "near-far:near=8,chunk=16")
+        with pytest.raises(ValueError, match=r"near-far.*cannot honour the mask of layer .*packed sequences"):
+            model(input_ids=ids, position_ids=positions, use_cache=False)
+        coterie.hf.use(model, "smyrf:rounds=1,cluster_size=16")
+        assert model(input_ids=ids, position_ids=positions, use_cache=False).last_hidden_state.isfinite().all()
+
+
+@each(CAUSAL)
+@pytest.mark.parametrize("padded", [False, True])
+def test_chunked_prefill_equals_one_prefill(family: Family, padded: bool):
+    ids, mask = _tokens(2, 50), torch.ones(2, 50, dtype=torch.long)
+    if padded:
+        mask[1, :11] = 0
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    with torch.no_grad():
+        eager = family.build()
+        want = eager(input_ids=ids, attention_mask=mask, position_ids=positions).last_hidden_state[mask.bool()]
+        model = coterie.hf.use(family.build(), "full")
+        cache = transformers.DynamicCache(config=model.config)
+        parts = []
+        for first, stop in ((0, 20), (20, 41), (41, 50)):
+            out = model(
+                input_ids=ids[:, first:stop],
+                attention_mask=mask[:, :stop],
+                position_ids=positions[:, first:stop],
+                past_key_values=cache,
+                use_cache=True,
+            )
+            parts.append(out.last_hidden_state)
+        close(torch.cat(parts, 1)[mask.bool()], want)
+
+
+@each(CAUSAL)
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_generation_with_full_equals_eager_token_by_token(family: Family, cache: str):
+    kind = {"gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}
+    family = Family(**(vars(family) | {"model": kind.get(family.name, "Gemma3ForCausalLM")}))
+    ids, mask = _tokens(2, 29), torch.ones(2, 29, dtype=torch.long)
+    mask[0, :7] = 0
+    settings = {
+        "attention_mask": mask,
+        "max_new_tokens": 12,
+        "do_sample": False,
+        "cache_implementation": cache,
+        "pad_token_id": 0,
+        "eos_token_id": None,
+        "disable_compile": True,
+    }
+    want = family.build().generate(ids, **settings)
+    model = coterie.hf.use(family.build(), "full")
+    assert torch.equal(model.generate(ids, **settings), want)
+    clustered = coterie.hf.use(model, "near-far:near=8,chunk=8").generate(ids, **settings)
+    assert clustered.shape == want.shape
+
+
+def test_encoder_decoder_generates_like_eager():
+    family = Family(**(vars(BY_NAME["bart"]) | {"model": "BartForConditionalGeneration"}))
+    inputs = family.inputs("right")[0]
+    settings = {
+        "attention_mask": inputs["attention_mask"],
+        "max_new_tokens": 9,
+        "do_sample": False,
+        "eos_token_id": None,
+    }
+    settings |= {"forced_eos_token_id": None, "num_beams": 2}
+    want = family.build().generate(inputs["input_ids"], **settings)
+    assert torch.equal(coterie.hf.use(family.build(), "full").generate(inputs["input_ids"], **settings), want)
+
+
+# --- masks ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_users_4d_mask_is_honoured_or_refused():
+    family = BY_NAME["llama"]
+    ids = _tokens(1, 40)
+    seen = torch.ones(40, 40, dtype=torch.bool).tril() & (torch.rand(40, 40) > 0.3) | torch.eye(40, dtype=torch.bool)
+    for mask in (seen[None, None], torch.where(seen, 0.0, torch.finfo(torch.float32).min)[None, None]):
+        with torch.no_grad():
+            float_mask = mask if mask.is_floating_point() else torch.where(mask, 0.0, torch.finfo(torch.float32).min)
+            want = family.build()(input_ids=ids, attention_mask=float_mask).last_hidden_state
+            model = coterie.hf.use(family.build(), "full")
+            close(model(input_ids=ids, attention_mask=mask).last_hidden_state, want)
+            with pytest.raises(ValueError, match="a 4-D mask of the caller"):
+                coterie.hf.use(model, "near-far")(input_ids=ids, attention_mask=mask)
+            with pytest.raises(
+                ValueError, match=r"attention_mask: expected a shape that broadcasts to \(1, 4, 40, 40\)"
+            ):
+                model(input_ids=ids, attention_mask=mask[..., :39])
+    with pytest.raises(ValueError, match=r"attention_mask: expected bool or float .* got torch.int64"):
+        model(input_ids=ids, attention_mask=seen[None, None].long())
+
+
+def test_a_causal_module_without_a_mask_must_be_square():
+    model = coterie.hf.use(BY_NAME["llama"].build(), "full")
+    attention = model.layers[0].self_attn
+    q, k = torch.randn(1, 4, 10, 8), torch.randn(1, 2, 12, 8)
+    with pytest.raises(ValueError, match="is causal and was called with 10 queries, 12 keys and no mask"):
+        coterie.hf.attend.attend(attention, q, k, k, None)
+
+
+def test_padding_never_builds_a_mask_of_pairs():
+    family = BY_NAME["bert"]
+    model = coterie.hf.use(family.build(max_position_embeddings=20_000), "near-far:near=8")
+    ids, mask = _tokens(1, 20_000), torch.ones(1, 20_000, dtype=torch.long)
+    mask[0, 15_000:] = 0
+    with torch.no_grad():
+        made = coterie.hf.masks.coterie_mask(1, 20_000, 20_000, attention_mask=mask.bool())
+        assert made.untyped_storage().nbytes() < 10 * 20_000 * 8
+        assert model(input_ids=ids, attention_mask=mask).last_hidden_state.isfinite().all()
+
+
+def test_results_of_real_tokens_do_not_depend_on_padding():
+    for name, side in (("bert", "right"), ("llama", "left"), ("llama", "right")):
+        family = BY_NAME[name]
+        model = coterie.hf.use(family.build(), "near-far:near=8,chunk=16")
+        ids, mask = _tokens(1, 44), torch.ones(1, 61, dtype=torch.long)
+        filler = torch.full((1, 17), 5)
+        mask[0, 44:] = 0
+        padded = torch.cat([ids, filler], 1)
+        if side == "left":
+            padded, mask = torch.cat([filler, ids], 1), mask.flip(1)
+        positions = (mask.cumsum(-1) - 1).clamp(min=0)
+        with torch.no_grad():
+            got = model(input_ids=padded, attention_mask=mask, position_ids=positions).last_hidden_state[mask.bool()]
+            close(got, model(input_ids=ids).last_hidden_state[0])
+
+
+# --- choosing, storing, undoing ---------------------------------------------------------------------------------------
+
+
+def runs(model, capsys):
+    found = [layer.runs for layer in coterie.hf.describe(model)]
+    capsys.readouterr()
+    return found
+
+
+def test_mechanisms_by_layer_and_undo(capsys):
+    family = BY_NAME["llama"]
+    model = coterie.hf.use(family.build(num_hidden_layers=4), coterie.Smyrf(rounds=1, cluster_size=8), layers=[1, 3])
+    assert runs(model, capsys) == ["dense", "smyrf:rounds=1,cluster_size=8"] * 2
+    coterie.hf.use(model, {0: "near-far", 3: None})
+    assert runs(model, capsys) == ["near-far", "smyrf:rounds=1,cluster_size=8", "dense", "dense"]
+    coterie.hf.describe(model)
+    assert "layers.0.self_attn  self  near-far\n" in capsys.readouterr().out
+    coterie.hf.undo(model)
+    assert runs(model, capsys) == ["eager"] * 4
+    assert not hasattr(model.config, "coterie")
+    close(family.answers(model, "none")[0], family.answers(family.build(num_hidden_layers=4), "none")[0])
+    with pytest.raises(ValueError, match=r"model: expected a model that coterie.hf.use was called on"):
+        coterie.hf.undo(model)
+
+
+def test_self_cross_and_submodels_can_be_chosen_apart(capsys):
+    model = coterie.hf.use(BY_NAME["bart"].build(), "smyrf", kind="cross")
+    coterie.hf.use(model, "near-far", within="encoder")
+    kinds = {layer.name: layer.runs for layer in coterie.hf.describe(model)}
+    capsys.readouterr()
+    assert kinds["decoder.layers.1.encoder_attn"] == "smyrf"
+    assert kinds["decoder.layers.1.self_attn"] == "dense"
+    assert kinds["encoder.layers.1.self_attn"] == "near-far"
+    model = coterie.hf.use(BY_NAME["clip"].build(), "near-far", within="vision_model")
+    assert runs(model, capsys) == ["dense", "dense", "near-far", "near-far"]
+    with pytest.raises(ValueError, match="within, kind: expected some of"):
+        coterie.hf.use(model, "near-far", within="audio_model")
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "vit", "bart", "clip"])
+def test_the_choice_survives_saving_twice(name, tmp_path, capsys):
+    family = BY_NAME[name]
+    model = coterie.hf.use(family.build(), "smyrf:rounds=1,cluster_size=8")
+    with torch.no_grad():
+        want = family.answers(model, "none")
+        for step in range(2):
+            model.save_pretrained(tmp_path / str(step))
+            plain = type(model).from_pretrained(tmp_path / str(step), attn_implementation="coterie").eval()
+            model = coterie.hf.load(tmp_path / str(step)).eval()
+            for again in (plain, model):
+                assert set(runs(again, capsys)) == {"smyrf:rounds=1,cluster_size=8"}
+                for got, old in zip(family.answers(again, "none"), want, strict=True):
+                    close(got, old)
+
+
+def test_a_choice_by_layer_survives_saving(tmp_path, capsys):
+    model = coterie.hf.use(BY_NAME["llama"].build(), {0: "near-far", 1: None})
+    model.save_pretrained(tmp_path / "llama")
+    kind = type(model)
+    for again in (
+        kind.from_pretrained(tmp_path / "llama", attn_implementation="coterie"),
+        coterie.hf.load(tmp_path / "llama"),
+    ):
+        assert runs(again, capsys) == ["near-far", "dense"]
+    with_head = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "llama", attn_implementation="coterie")
+    assert runs(with_head, capsys) == ["near-far", "dense"]
+    model = coterie.hf.use(BY_NAME["vit"].build(), {0: "near-far", 1: None})
+    model.save_pretrained(tmp_path / "vit")
+    assert runs(coterie.hf.load(tmp_path / "vit"), capsys) == ["near-far", "dense"]
+    lazy = transformers.ViTModel.from_pretrained(tmp_path / "vit", attn_implementation="coterie").eval()
+    with pytest.raises(ValueError, match=r"differs between the layers .* load the model with coterie.hf.load"):
+        BY_NAME["vit"].answers(lazy, "none")
+
+
+def test_without_a_stored_choice_it_is_near_far(tmp_path, capsys):
+    BY_NAME["bert"].build().save_pretrained(tmp_path)
+    model = transformers.BertModel.from_pretrained(tmp_path, attn_implementation="coterie").eval()
+    assert runs(model, capsys) == ["near-far", "near-far"]
+    with pytest.raises(ValueError, match="a config with a stored choice"):
+        coterie.hf.load(tmp_path)
+
+
+# --- nothing silent ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("config", "model", "settings"),
+    [
+        ("DebertaV2Config", "DebertaV2Model", {}),
+        ("MPNetConfig", "MPNetModel", {}),
+        ("YosoConfig", "YosoModel", {"use_expectation": True}),
+        ("LongformerConfig", "LongformerModel", {"attention_window": 8}),
+        ("BigBirdConfig", "BigBirdModel", {"attention_type": "original_full"}),
+        ("RoFormerConfig", "RoFormerModel", {}),
+        (
+            "ReformerConfig",
+            "ReformerModel",
+            {
+                "attn_layers": ["local"],
+                "axial_pos_shape": [8, 8],
+                "axial_pos_embds_dim": [16, 16],
+                "attention_head_size": 8,
+            },
+        ),
+    ],
+)
+def test_models_without_the_interface_are_refused(config, model, settings, capsys):
+    wide = {
+        "hidden_size": 32,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 1,
+        "intermediate_size": 48,
+        "vocab_size": 99,
+    }
+    built = getattr(transformers, model)(getattr(transformers, config)(**(wide | settings)))
+    with pytest.raises(ValueError, match=rf"{model} has attention of its own that ignores .* interface"):
+        coterie.hf.use(built, "near-far")
+    coterie.hf.describe(built)
+    assert "Coterie cannot reach it" in capsys.readouterr().out
+
+
+class Bypass(transformers.models.llama.modeling_llama.LlamaAttention):
+    """Mentions ALL_ATTENTION_FUNCTIONS, and goes another way."""
+
+    def forward(self, hidden_states, **rest):
+        """Has ALL_ATTENTION_FUNCTIONS in its source, as a model with an own path for some setting has."""
+        return hidden_states, None
+
+
+def test_attention_that_never_reaches_coterie_is_an_error():
+    model = BY_NAME["llama"].build()
+    model.layers[1].self_attn = Bypass(model.config, 1)
+    coterie.hf.use(model, "near-far")
+    with pytest.raises(RuntimeError, match=r"layers.1.self_attn ran without calling attn_implementation='coterie'"):
+        model(_tokens(1, 30))
+
+
+def test_output_attentions_softcap_sinks_and_unknown_arguments_are_refused():
+    model = coterie.hf.use(BY_NAME["bert"].build(), "near-far")
+    with pytest.raises(ValueError, match=r"output_attentions: .* attn_implementation='eager'"):
+        model(_tokens(1, 30), output_attentions=True)
+    module, q = model.encoder.layer[0].attention.self, torch.randn(1, 4, 30, 8)
+    for name, message in (
+        ("softcap", "softcap"),
+        ("s_aux", "attention sinks"),
+        ("brand_new", "the argument 'brand_new', which this version of Coterie does not know"),
+        ("output_attentions", "output_attentions"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            coterie.hf.attend.attend(module, q, q, q, None, **{name: 1.0})
+    config = transformers.Gemma2Config(**(vars(BY_NAME["gemma3"])["settings"] | {"attn_logit_softcapping": 50.0}))
+    softcapped = coterie.hf.use(transformers.Gemma2Model(config), "full")
+    with pytest.raises(ValueError, match="Gemma2Attention asks for softcap"):
+        softcapped(_tokens(1, 30))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda m: coterie.hf.use(m, "nearest"), "mechanism: expected one of"),
+        (lambda m: coterie.hf.use(m, "near-far", layers=[2]), r"layers: expected layers among \[0, 1\], got 2"),
+        (lambda m: coterie.hf.use(m, "near-far", layers=[-1]), "layers: expected an int ≥ 0, got -1"),
+        (lambda m: coterie.hf.use(m, {0: "near-far"}, layers=[0]), "layers: expected None with a dict"),
+        (lambda m: coterie.hf.use(m, "near-far", kind="both"), "kind: expected one of"),
+        (lambda m: coterie.hf.load(m), "stored: expected a JSON file"),
+        (
+            lambda m: coterie.hf.extend_positions(m, 100),
+            "length: expected more than the 512 positions there are, got 100",
+        ),
+    ],
+)
+def test_bad_input_is_one_clear_sentence(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(BY_NAME["bert"].build())
+
+
+def test_what_is_no_model_is_refused():
+    with pytest.raises(TypeError, match=r"model: expected a transformers.PreTrainedModel, got Linear"):
+        coterie.hf.use(torch.nn.Linear(2, 2), "near-far")
+
+
+def test_old_versions_of_transformers_are_refused():
+    version.check("5.1.0")
+    with pytest.raises(ImportError, match=r"needs transformers ≥ 5.1, and 4.57.1 is installed"):
+        version.check("4.57.1")
+
+
+# --- long inputs ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "albert", "distilbert", "electra", "gpt2"])
+def test_the_table_of_positions_is_a_limit_that_can_be_stretched(name):
+    family = BY_NAME[name]
+    limit = 128 if name == "gpt2" else 512
+    room = {"max_position_embeddings": 514} if name == "roberta" else {}
+    model = coterie.hf.use(family.build(**room), "near-far:near=8")
+    with pytest.raises(ValueError, match=rf"this model has {limit} positions, and the input has 600 tokens"):
+        model(input_ids=_tokens(1, 600))
+    before = coterie.hf.positions.learned_positions(model).embedding.weight[-limit:].detach().clone()
+    coterie.hf.extend_positions(model, 600)
+    table = coterie.hf.positions.learned_positions(model)
+    assert table.limit == 600
+    close(table.embedding.weight[table.first], before[0])
+    close(table.embedding.weight[-1], before[-1])
+    with torch.no_grad():
+        assert model(input_ids=_tokens(1, 600)).last_hidden_state.shape == (1, 600, 32)
+
+
+def test_rotary_models_have_no_table():
+    with pytest.raises(ValueError, match="with rotary or relative positions there is nothing to stretch"):
+        coterie.hf.extend_positions(BY_NAME["llama"].build(), 10_000)
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "t5"])
+def test_gradient_checkpointing_gives_the_same_gradients(name):
+    family, found = BY_NAME[name], []
+    mechanism = "smyrf:rounds=2,cluster_size=16"
+    for checkpointing in (False, True):
+        model = coterie.hf.use(family.build(), mechanism).train()
+        for part in model.modules():
+            if isinstance(part, torch.nn.Dropout):
+                part.p = 0.0
+        if checkpointing:
+            model.gradient_checkpointing_enable()
+        loss(family.answers(model, "right")).backward()
+        found.append({n: p.grad for n, p in model.named_parameters() if p.grad is not None})
+    for name, want in found[0].items():
+        close(found[1][name], want)
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "gemma3"])
+def test_compiles(name):
+    torch._dynamo.reset()
+    family = BY_NAME[name]
+    model = coterie.hf.use(family.build(), "near-far:near=8,chunk=16")
+    inputs = family.inputs("right")[0]
+    with torch.no_grad():
+        want = model(**inputs).last_hidden_state
+        got = torch.compile(model, fullgraph=False)(**inputs).last_hidden_state
+    close(got[0], want[0], 1e-4)
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_bfloat16_autocast(name):
+    family = BY_NAME[name]
+    model = coterie.hf.use(family.build(), "near-far:near=8,chunk=16")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = family.answers(model, "right")[0]
+    out.float().square().sum().backward()
+    assert out.isfinite().all()
+    assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
