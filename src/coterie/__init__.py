@@ -7,6 +7,7 @@ out = coterie.attention(q, k, v, coterie.Smyrf(rounds=4, cluster_size=64))
 from coterie import nn
 from coterie._version import __version__
 from coterie.engine import Attended, backends, grouped_attention
+from coterie.fitting import Fit, fit
 from coterie.functional import attention, attention_varlen
 from coterie.mechanisms import (
     Clustered,
@@ -25,11 +26,13 @@ from coterie.mechanisms import (
     list_mechanisms,
     register,
 )
+from coterie.observe import Seen, observing
 from coterie.plan import Means, Plan, Round
 
 __all__ = [
     "Attended",
     "Clustered",
+    "Fit",
     "Full",
     "ImprovedClustered",
     "Local",
@@ -41,6 +44,7 @@ __all__ = [
     "Reformer",
     "Round",
     "Routing",
+    "Seen",
     "Smyrf",
     "Tokens",
     "TopK",
@@ -49,8 +53,10 @@ __all__ = [
     "attention",
     "attention_varlen",
     "backends",
+    "fit",
     "grouped_attention",
     "list_mechanisms",
     "nn",
+    "observing",
     "register",
 ]

@@ -8,6 +8,7 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
+from coterie import observe
 from coterie.arguments import (
     Sizes,
     autocast_tensors,
@@ -123,6 +124,21 @@ def attention(
         >>> out.shape
         torch.Size([2, 4, 1000, 32])
     """
+    if not torch.compiler.is_compiling() and (observer := observe.current()) is not None:
+        settings = {
+            "attn_mask": attn_mask,
+            "key_mask": key_mask,
+            "query_mask": query_mask,
+            "dropout_p": dropout_p,
+            "is_causal": is_causal,
+            "causal_offset": causal_offset,
+            "scale": scale,
+            "enable_gqa": enable_gqa,
+            "layer": layer,
+            "backend": backend,
+            "dense_below": dense_below,
+        }
+        observer(observe.Seen(q, k, v, mechanism, settings))
     for name, flag in (("is_causal", is_causal), ("enable_gqa", enable_gqa), ("return_lse", return_lse)):
         check_flag(name, flag)
     q, k, v = autocast_tensors(q, k, v)

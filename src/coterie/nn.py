@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -284,7 +284,7 @@ class Swap:
         self.undo()
 
 
-def swap(model: nn.Module, mechanism: MechanismLike) -> Swap:
+def swap(model: nn.Module, mechanism: MechanismLike | Mapping[str, MechanismLike]) -> Swap:
     """Replace every `torch.nn.MultiheadAttention` inside a model, in place, sharing its parameters.
 
     Layers are numbered in the order of `model.named_modules()`. It holds in `eval()` under `no_grad` too: PyTorch's
@@ -292,7 +292,7 @@ def swap(model: nn.Module, mechanism: MechanismLike) -> Swap:
 
     Args:
         model: any model that contains (but is not itself) torch.nn.MultiheadAttention.
-        mechanism: who meets whom.
+        mechanism: who meets whom; or a dict from the names of modules to that, and others keep what they have.
 
     Returns:
         A `Swap`, whose `replaced` lists the modules by name and whose `undo()` restores them.
@@ -306,7 +306,11 @@ def swap(model: nn.Module, mechanism: MechanismLike) -> Swap:
         ['layers.0.self_attn', 'layers.1.self_attn']
         >>> swapped.undo()
     """
-    chosen = as_mechanism(mechanism)
+    chosen: Mechanism | dict[str, Mechanism]
+    if isinstance(mechanism, Mapping) and "mechanism" not in mechanism:
+        chosen = {name: as_mechanism(each) for name, each in mechanism.items()}
+    else:
+        chosen = as_mechanism(mechanism)
     expect_type(isinstance(model, nn.Module), "model", "a torch.nn.Module", type(model).__name__)
     found = [
         (name, module)
@@ -317,10 +321,18 @@ def swap(model: nn.Module, mechanism: MechanismLike) -> Swap:
     if not found and any(isinstance(module, MultiheadAttention) for module in model.modules()):
         raise ValueError(f"model: expected {wanted}, got one that is already swapped; undo() that first")
     expect(bool(found) and all(name for name, _ in found), "model", wanted, type(model).__name__)
+    if isinstance(chosen, dict):
+        unknown = sorted(set(chosen) - {name for name, _ in found})
+        expect(not unknown, "mechanism", f"names among {[name for name, _ in found]}", unknown)
     done = Swap()
     made: dict[int, MultiheadAttention] = {}
+    numbers: dict[int, int] = {}
     for name, module in found:
-        ours = made.setdefault(id(module), MultiheadAttention.from_torch(module, chosen, layer=len(made)))
+        layer = numbers.setdefault(id(module), len(numbers))
+        mine = chosen.get(name) if isinstance(chosen, dict) else chosen
+        if mine is None:
+            continue
+        ours = made.setdefault(id(module), MultiheadAttention.from_torch(module, mine, layer=layer))
         parent_name, _, leaf = name.rpartition(".")
         _set_module(done, model.get_submodule(parent_name), leaf, module, ours)
         done.replaced.append(name)

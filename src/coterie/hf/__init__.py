@@ -6,9 +6,19 @@ coterie.hf.use(model, coterie.NearFar(near=64))
 
 from coterie.hf import version
 from coterie.hf.attend import FEW_QUERIES
-from coterie.hf.model import Layer, describe, load, undo, use
+from coterie.hf.model import Layer, apply, attention_modules, describe, load, undo, use
 from coterie.hf.positions import extend_positions
 
-__all__ = ["FEW_QUERIES", "Layer", "describe", "extend_positions", "load", "undo", "use"]
+__all__ = [
+    "FEW_QUERIES",
+    "Layer",
+    "apply",
+    "attention_modules",
+    "describe",
+    "extend_positions",
+    "load",
+    "undo",
+    "use",
+]
 
 version.check()

@@ -150,21 +150,26 @@ def load(model: PreTrainedModel | str | Path, stored: str | Path | None = None, 
     else:
         choices = getattr(model.config, "coterie", None)
         expect(choices is not None, "model", "a config with a stored choice: call coterie.hf.use and save it", "none")
-    return _restore(model, choices)
+    return apply(model, choices["modules"])
 
 
-def _restore(model: PreTrainedModel, stored: Mapping[str, Any]) -> PreTrainedModel:
+def apply(model: PreTrainedModel, modules: Mapping[str, str]) -> PreTrainedModel:
+    """Put a mechanism's string, or "dense", into each attention module; names are those of the bare model."""
     sites = _sites(model)
-    specs = stored["modules"]
     names = {_short(model, s.name): s for s in sites}
-    missing = sorted(set(specs) ^ set(names))
+    missing = sorted(set(modules) ^ set(names))
     expect(not missing, "stored choice", "the attention modules of this model", f"a difference in {missing}")
     if _STATE not in model.__dict__:
         _take_over(model, sites)
     for name, site in names.items():
-        choice.put(site.module, choice.parse(specs[name]), site.number)
+        choice.put(site.module, choice.parse(modules[name]), site.number)
     _store(model, sites)
     return model
+
+
+def attention_modules(model: PreTrainedModel) -> dict[str, nn.Module]:
+    """The modules that Coterie can reach, by their names in the bare model."""
+    return {_short(model, site.name): site.module for site in _sites(model)}
 
 
 # --- which modules ----------------------------------------------------------------------------------------------------

@@ -1,0 +1,151 @@
+"""Models whose attention can be chosen: Hugging Face's through `coterie.hf`, PyTorch's own through `coterie.nn`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from coterie.errors import expect
+from coterie.nn import Swap, swap
+
+DENSE = "dense"
+
+
+class Host(ABC):
+    """A model, the attention modules in it, and what runs in them."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.current = ""  # the module that is running
+
+    @property
+    @abstractmethod
+    def names(self) -> list[str]:
+        """The attention modules that can be chosen."""
+
+    @abstractmethod
+    def put(self, choices: Mapping[str, str]) -> None:
+        """Let these mechanisms run, "dense" included."""
+
+    @abstractmethod
+    def restore(self) -> None:
+        """Put everything back."""
+
+    @abstractmethod
+    def modules(self) -> dict[str, nn.Module]:
+        """The modules as they are now, by name."""
+
+    def run(self, batch: Any) -> Any:
+        """One forward pass."""
+        if isinstance(batch, Mapping):
+            return self.model(**batch)
+        return self.model(*batch) if isinstance(batch, tuple) else self.model(batch)
+
+    def hidden(self, batch: Any) -> Tensor:
+        """The final hidden states, (B, N, dim)."""
+        out = self.run(batch)
+        return out if isinstance(out, Tensor) else out[0]
+
+    def put_everywhere(self, mechanism: str) -> None:
+        """The same mechanism in every module."""
+        self.put(dict.fromkeys(self.names, mechanism))
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Inside, `current` is the name of the module that runs."""
+
+        def enter(name: str) -> Any:
+            def hook(module: nn.Module, inputs: Any) -> None:
+                self.current = name
+
+            return hook
+
+        hooks = [module.register_forward_pre_hook(enter(name)) for name, module in self.modules().items()]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+class TorchHost(Host):
+    """A model with torch.nn.MultiheadAttention inside."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self._names = [name for name, module in model.named_modules() if isinstance(module, nn.MultiheadAttention)]
+        expect(
+            bool(self._names), "model", "torch.nn.MultiheadAttention or Hugging Face's attention interface", "neither"
+        )
+        self._swap: Swap | None = None
+
+    @property
+    def names(self) -> list[str]:
+        return self._names
+
+    def modules(self) -> dict[str, nn.Module]:
+        return {name: self.model.get_submodule(name) for name in self._names}
+
+    def put(self, choices: Mapping[str, str]) -> None:
+        self.restore()
+        wanted = {name: spec for name, spec in choices.items() if spec != DENSE}
+        if wanted:
+            self._swap = swap(self.model, wanted)
+
+    def restore(self) -> None:
+        if self._swap is not None:
+            self._swap.undo()
+        self._swap = None
+
+
+class HfHost(Host):
+    """A model of transformers."""
+
+    def __init__(self, model: Any) -> None:
+        import coterie.hf
+
+        super().__init__(model)
+        self.hf = coterie.hf
+        self._modules = coterie.hf.attention_modules(model)
+        self._taken = False
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._modules)
+
+    def modules(self) -> dict[str, nn.Module]:
+        return self._modules
+
+    def put(self, choices: Mapping[str, str]) -> None:
+        self.hf.apply(self.model, choices)
+        self._taken = True
+
+    def restore(self) -> None:
+        if self._taken:
+            self.hf.undo(self.model)
+        self._taken = False
+
+    def hidden(self, batch: Any) -> Tensor:
+        base = getattr(self.model, "base_model", self.model)
+        found = base(**batch).last_hidden_state
+        assert isinstance(found, Tensor)
+        return found
+
+
+def host_of(model: Any) -> Host:
+    """The host that fits a model."""
+    expect(isinstance(model, nn.Module), "model", "a torch.nn.Module", type(model).__name__)
+    if any(kind.__module__.startswith("transformers.") for kind in type(model).__mro__):
+        return HfHost(model)
+    return TorchHost(model)
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where a model lives."""
+    first = next(model.parameters(), None)
+    return torch.device("cpu") if first is None else first.device

@@ -1,0 +1,64 @@
+"""From what every candidate costs and changes in every module to a path of plans, the cheapest first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+
+from coterie.fitting.hosts import DENSE
+from coterie.fitting.profile import Tried
+
+Choices = dict[str, str]
+
+
+def path(table: list[Tried]) -> list[Choices]:
+    """Plans from the fastest to all dense. Each is the one before with one module made more exact, and the one whose
+    squared error falls most for a second more goes first: the lower convex hulls of all modules, merged by slope."""
+    by_module: dict[str, list[Tried]] = {}
+    for row in table:
+        if math.isfinite(row.error) and math.isfinite(row.seconds):
+            by_module.setdefault(row.module, []).append(row)
+    hulls = {module: _hull(rows) for module, rows in by_module.items()}
+    plan = {module: hull[0].mechanism for module, hull in hulls.items()}
+    steps = []
+    for order, (module, hull) in enumerate(hulls.items()):
+        for before, after in pairwise(hull):
+            gain = (before.error**2 - after.error**2) / max(after.seconds - before.seconds, 1e-12)
+            steps.append((-gain, order, module, after.mechanism))
+    plans = [dict(plan)]
+    for _, _, module, mechanism in sorted(steps):
+        plan[module] = mechanism
+        plans.append(dict(plan))
+    return plans
+
+
+def _hull(rows: list[Tried]) -> list[Tried]:
+    """The candidates of a module that no other beats, from fast to exact; the last is dense."""
+    dense = next(row for row in rows if row.mechanism == DENSE)
+    faster = sorted((row for row in rows if row.seconds < dense.seconds), key=lambda row: (row.seconds, row.error))
+    hull: list[Tried] = []
+    for row in [*faster, dense]:
+        if hull and row.error >= hull[-1].error:
+            continue  # slower and no better
+        while len(hull) >= 2 and _slope(hull[-2], hull[-1]) > _slope(hull[-2], row):
+            hull.pop()
+        hull.append(row)
+    return hull
+
+
+def _slope(a: Tried, b: Tried) -> float:
+    """Squared error lost for a second, negative: the steeper the better."""
+    return (b.error**2 - a.error**2) / max(b.seconds - a.seconds, 1e-12)
+
+
+def cheapest(plans: list[Choices], holds: Callable[[Choices], bool], out_of_time: Callable[[], bool]) -> int:
+    """The first plan of a path that holds, by halving; all dense, the last one, always does."""
+    low, high = 0, len(plans) - 1
+    while low < high and not out_of_time():
+        middle = (low + high) // 2
+        if holds(plans[middle]):
+            high = middle
+        else:
+            low = middle + 1
+    return high
