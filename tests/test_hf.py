@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 import torch
 from torch import Tensor
@@ -11,7 +14,8 @@ transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not
 import coterie  # noqa: E402
 import coterie.hf  # noqa: E402
 from coterie.hf import version  # noqa: E402
-from tests.families import BY_NAME, FAMILIES, Family, _tokens  # noqa: E402
+from coterie.hf.masks import Rules  # noqa: E402
+from tests.families import BY_NAME, ENCODER_DECODER, FAMILIES, Family, _tokens  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
@@ -208,20 +212,45 @@ def test_padding_never_builds_a_mask_of_pairs():
         assert model(input_ids=ids, attention_mask=mask).last_hidden_state.isfinite().all()
 
 
-def test_results_of_real_tokens_do_not_depend_on_padding():
-    for name, side in (("bert", "right"), ("llama", "left"), ("llama", "right")):
-        family = BY_NAME[name]
-        model = coterie.hf.use(family.build(), "near-far:near=8,chunk=16")
-        ids, mask = _tokens(1, 44), torch.ones(1, 61, dtype=torch.long)
-        filler = torch.full((1, 17), 5)
-        mask[0, 44:] = 0
-        padded = torch.cat([ids, filler], 1)
-        if side == "left":
-            padded, mask = torch.cat([filler, ids], 1), mask.flip(1)
-        positions = (mask.cumsum(-1) - 1).clamp(min=0)
-        with torch.no_grad():
-            got = model(input_ids=padded, attention_mask=mask, position_ids=positions).last_hidden_state[mask.bool()]
-            close(got, model(input_ids=ids).last_hidden_state[0])
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_padded_queries_are_answered_too_as_some_models_read_them(name):
+    family = BY_NAME[name]
+    inputs, _ = family.inputs("right")
+    with torch.no_grad():
+        want = family.build()(**inputs).last_hidden_state
+        close(coterie.hf.use(family.build(), "full")(**inputs).last_hidden_state, want)
+    settings = {"vocab_size": 99, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    config = transformers.SiglipTextConfig(**settings, num_attention_heads=4, max_position_embeddings=61)
+    torch.manual_seed(0)
+    model = transformers.SiglipTextModel(config).eval()  # pools what its last token says, padding or not
+    with torch.no_grad():
+        want = model(**inputs).pooler_output
+        close(coterie.hf.use(model, "full")(**inputs).pooler_output, want)
+
+
+def test_left_padding_changes_nothing_in_a_causal_model():
+    model = coterie.hf.use(BY_NAME["llama"].build(), "near-far:near=8,chunk=16")
+    ids, mask = _tokens(1, 44), torch.ones(1, 61, dtype=torch.long)
+    mask[0, :17] = 0
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    padded = torch.cat([torch.full((1, 17), 5), ids], 1)
+    with torch.no_grad():
+        got = model(input_ids=padded, attention_mask=mask, position_ids=positions).last_hidden_state[mask.bool()]
+        close(got, model(input_ids=ids).last_hidden_state[0])
+
+
+def test_rules_survive_their_tensor():
+    real = torch.tensor([[True, False, True], [True, True, True]])
+    for offset in (0, 5, 20_000, 3_000_000, -7):
+        for causal in (False, True):
+            for window in (0, 3):
+                rules = Rules(real, torch.tensor([offset, offset + 1], dtype=torch.int32), causal, window)
+                found = Rules.decode(rules.encode())
+                assert torch.equal(found.real, real)
+                assert torch.equal(found.offset, rules.offset)
+                assert found[2:] == rules[2:]
+    assert Rules.decode(torch.ones(1, 1, 4, 9)) is None
+    assert Rules.decode(torch.ones(1, 1, 4, 9, dtype=torch.long)) is None
 
 
 # --- choosing, storing, undoing ---------------------------------------------------------------------------------------
@@ -247,6 +276,65 @@ def test_mechanisms_by_layer_and_undo(capsys):
     close(family.answers(model, "none")[0], family.answers(family.build(num_hidden_layers=4), "none")[0])
     with pytest.raises(ValueError, match=r"model: expected a model that coterie.hf.use was called on"):
         coterie.hf.undo(model)
+
+
+def test_undo_after_from_pretrained_leaves_a_model_that_masks(tmp_path):
+    family = BY_NAME["llama"]
+    family.build().save_pretrained(tmp_path)
+    model = transformers.LlamaModel.from_pretrained(tmp_path, attn_implementation="coterie").eval()
+    coterie.hf.undo(coterie.hf.use(model, "full"))
+    assert model.config._attn_implementation == "sdpa"
+    close(family.answers(model, "none")[0], family.answers(family.build(), "none")[0])
+
+
+def test_models_that_share_a_config_are_chosen_apart(capsys):
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**BY_NAME["llama"].settings)
+    first, second = transformers.LlamaModel(config).eval(), transformers.LlamaModel(config).eval()
+    coterie.hf.use(first, "smyrf")
+    assert runs(second, capsys) == ["sdpa", "sdpa"]
+    model = BY_NAME["bart"].build()
+    coterie.hf.use(model.get_encoder(), "smyrf")
+    assert runs(model, capsys) == ["smyrf"] * 2 + ["eager"] * 4
+
+
+def test_use_after_another_implementation_was_set(capsys):
+    model = coterie.hf.use(BY_NAME["llama"].build(), "full")
+    model.set_attn_implementation("sdpa")
+    assert runs(coterie.hf.use(model, "smyrf"), capsys) == ["smyrf", "smyrf"]
+    assert set(model.config.coterie["modules"].values()) == {"smyrf"}
+
+
+def test_copies_and_pickles_before_and_after_the_first_call():
+    family = BY_NAME["llama"]
+    model = coterie.hf.use(family.build(), "smyrf:rounds=1,cluster_size=8")
+    with torch.no_grad():
+        again = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+        want = family.answers(model, "none")[0]
+        again += [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+        for each in again:
+            close(family.answers(each, "none")[0], want)
+
+
+def test_layers_and_kinds_of_t5_and_of_a_bert_that_decodes(capsys):
+    model = coterie.hf.use(BY_NAME["t5"].build(num_layers=3), "smyrf", layers=[2], kind="self")
+    found = {layer.name: layer.runs for layer in coterie.hf.describe(model)}
+    assert found["encoder.block.2.layer.0.SelfAttention"] == found["decoder.block.2.layer.0.SelfAttention"] == "smyrf"
+    assert sum(spec == "smyrf" for spec in found.values()) == 2
+    bert = BY_NAME["bert"].build(is_decoder=True, add_cross_attention=True)
+    kinds = {layer.name: layer.kind for layer in coterie.hf.describe(bert)}
+    capsys.readouterr()
+    assert kinds["encoder.layer.0.crossattention.self"] == "cross"
+    assert kinds["encoder.layer.0.attention.self"] == "self"
+
+
+def test_a_submodel_is_named_from_the_start(capsys):
+    def part():
+        return transformers.BertConfig(**BY_NAME["bert"].settings)
+
+    config = transformers.EncoderDecoderConfig.from_encoder_decoder_configs(part(), part())
+    model = coterie.hf.use(transformers.EncoderDecoderModel(config), "smyrf", within="encoder")
+    assert runs(model, capsys) == ["smyrf"] * 2 + ["dense"] * 4
 
 
 def test_self_cross_and_submodels_can_be_chosen_apart(capsys):
@@ -357,14 +445,36 @@ def test_attention_that_never_reaches_coterie_is_an_error():
     model = BY_NAME["llama"].build()
     model.layers[1].self_attn = Bypass(model.config, 1)
     coterie.hf.use(model, "near-far")
-    with pytest.raises(RuntimeError, match=r"layers.1.self_attn ran without calling attn_implementation='coterie'"):
-        model(_tokens(1, 30))
+    for each in (model, copy.deepcopy(model), model):  # and it stays one
+        with pytest.raises(RuntimeError, match=r"layers.1.self_attn ran without calling attn_implementation='coterie'"):
+            each(_tokens(1, 30))
+
+
+def test_models_that_are_partly_on_the_interface_are_refused():
+    vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config = transformers.GitConfig(
+        vision_config=vision | {"image_size": 32, "patch_size": 16}, vocab_size=99, **vision, max_position_embeddings=64
+    )
+    with pytest.raises(ValueError, match=r"attention that is all on .* got GitModel with attention of its own in"):
+        coterie.hf.use(transformers.GitModel(config), "full")
+
+
+def test_from_pretrained_of_a_model_without_the_interface_says_so(tmp_path):
+    config = transformers.MPNetConfig(hidden_size=32, num_attention_heads=4, num_hidden_layers=1, vocab_size=99)
+    transformers.MPNetModel(config).save_pretrained(tmp_path)
+    model = transformers.MPNetModel.from_pretrained(tmp_path, attn_implementation="coterie").eval()
+    with pytest.raises(ValueError, match="MPNet models have attention of their own that ignores"):
+        model(_tokens(1, 20), attention_mask=torch.ones(1, 20, dtype=torch.long))
 
 
 def test_output_attentions_softcap_sinks_and_unknown_arguments_are_refused():
     model = coterie.hf.use(BY_NAME["bert"].build(), "near-far")
     with pytest.raises(ValueError, match=r"output_attentions: .* attn_implementation='eager'"):
         model(_tokens(1, 30), output_attentions=True)
+    model.config.output_attentions = False
+    asked = BY_NAME["bert"].build(output_attentions=True)
+    with pytest.raises(ValueError, match=r"output_attentions: .* attn_implementation='eager'"):
+        coterie.hf.use(asked, "near-far")(_tokens(1, 30))
     module, q = model.encoder.layer[0].attention.self, torch.randn(1, 4, 30, 8)
     for name, message in (
         ("softcap", "softcap"),
@@ -407,6 +517,7 @@ def test_what_is_no_model_is_refused():
 
 def test_old_versions_of_transformers_are_refused():
     version.check("5.1.0")
+    version.check("5.10rc1")
     with pytest.raises(ImportError, match=r"needs transformers ≥ 5.1, and 4.57.1 is installed"):
         version.check("4.57.1")
 
@@ -430,6 +541,42 @@ def test_the_table_of_positions_is_a_limit_that_can_be_stretched(name):
     close(table.embedding.weight[-1], before[-1])
     with torch.no_grad():
         assert model(input_ids=_tokens(1, 600)).last_hidden_state.shape == (1, 600, 32)
+
+
+@pytest.mark.parametrize(
+    ("config", "model", "limit"),
+    [
+        ("BartConfig", "BartModel", 64),
+        ("BlenderbotConfig", "BlenderbotModel", 64),
+        ("WhisperConfig", "WhisperModel", 64),
+        ("OPTConfig", "OPTModel", 64),
+    ],
+)
+def test_stretched_tables_can_be_saved_and_loaded(config, model, limit, tmp_path):
+    settings = ENCODER_DECODER | {"max_position_embeddings": 64, "max_target_positions": 64}
+    settings |= {
+        "hidden_size": 32,
+        "ffn_dim": 48,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "word_embed_proj_dim": 32,
+    }
+    built = getattr(transformers, model)(getattr(transformers, config)(**settings))
+    assert coterie.hf.positions.learned_positions(built).limit == limit
+    coterie.hf.extend_positions(built, 100)
+    built.save_pretrained(tmp_path)
+    again = getattr(transformers, model).from_pretrained(tmp_path)
+    want = coterie.hf.positions.learned_positions(built)
+    found = coterie.hf.positions.learned_positions(again)
+    assert found.limit == want.limit == 100
+    assert torch.equal(found.embedding.weight, want.embedding.weight)
+
+
+def test_tables_that_are_computed_are_not_stretched():
+    settings = ENCODER_DECODER | {"max_position_embeddings": 64}
+    pegasus = transformers.PegasusModel(transformers.PegasusConfig(**settings))
+    with pytest.raises(ValueError, match="a learned table of positions"):
+        coterie.hf.extend_positions(pegasus, 100)
 
 
 def test_rotary_models_have_no_table():
@@ -457,16 +604,17 @@ def test_gradient_checkpointing_gives_the_same_gradients(name):
         close(found[1][name], want)
 
 
-@pytest.mark.parametrize("name", ["bert", "llama", "gemma3"])
-def test_compiles(name):
+@pytest.mark.parametrize(("name", "whole"), [("bert", True), ("llama", True), ("gemma3", False)])
+def test_compiles(name, whole):
+    """A sliding window is recognised outside of the graph, so that it is not whole."""
     torch._dynamo.reset()
     family = BY_NAME[name]
     model = coterie.hf.use(family.build(), "near-far:near=8,chunk=16")
-    inputs = family.inputs("right")[0]
+    inputs = family.inputs("right")[0] | ({"use_cache": False} if family.causal else {})
     with torch.no_grad():
         want = model(**inputs).last_hidden_state
-        got = torch.compile(model, fullgraph=False)(**inputs).last_hidden_state
-    close(got[0], want[0], 1e-4)
+        got = torch.compile(model, fullgraph=whole)(**inputs).last_hidden_state
+    close(got, want, 1e-4)
 
 
 @pytest.mark.parametrize("name", ["bert", "llama"])

@@ -5,9 +5,12 @@ coterie.hf.use(model, coterie.NearFar(near=64))
 """
 
 from coterie.hf import version
-from coterie.hf.attend import FEW_QUERIES
-from coterie.hf.model import Layer, apply, attention_modules, describe, load, undo, use
-from coterie.hf.positions import extend_positions
+
+version.check()  # before anything that an older one does not have
+
+from coterie.hf.attend import FEW_QUERIES  # noqa: E402
+from coterie.hf.model import Layer, apply, attention_modules, describe, load, undo, use  # noqa: E402
+from coterie.hf.positions import extend_positions  # noqa: E402
 
 __all__ = [
     "FEW_QUERIES",
@@ -20,5 +23,3 @@ __all__ = [
     "undo",
     "use",
 ]
-
-version.check()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -122,10 +120,7 @@ def _clustered(
         settings = {"key_mask": rules.real, "is_causal": rules.causal}
         if rules.causal or rules.window:
             settings["causal_offset"] = rules.offset
-        queries, keys = call.q.shape[2], call.k.shape[2]
-        same = rules.causal or (queries == keys and _only_self_attention(type(call.module).forward))
-        everyone = rules.real.new_ones(rules.real.shape[0], queries)
-        settings["query_mask"] = rules.queries(queries) if same else everyone
+        settings["query_mask"] = rules.answered(call.q.shape[2])
         if rules.window:  # exactly, and cheaper than any approximation of it
             mechanism = Local(window=rules.window if rules.causal else 2 * rules.window)
     try:
@@ -181,14 +176,6 @@ def _together(pairs: Tensor | None, bias: Tensor | None) -> Tensor | None:
     if pairs is None or bias is None:
         return pairs if bias is None else bias
     return torch.where(pairs, bias, float("-inf")) if pairs.dtype == torch.bool else bias + pairs
-
-
-@cache
-def _only_self_attention(forward: Any) -> bool:
-    """Whether a module's forward takes no keys but its own tokens', so that a mask of keys is one of queries too."""
-    others = ("encoder", "key_value", "cross", "memory", "kv_")
-    names = set(inspect.signature(forward).parameters) - {"past_key_values"}
-    return not any(word in name for name in names for word in others)
 
 
 AttentionInterface.register(NAME, attend)

@@ -20,7 +20,8 @@ def parse(spec: str) -> Mechanism | None:
 
 def put(module: nn.Module, mechanism: Mechanism | None, index: int) -> None:
     """Let this mechanism run in this module."""
-    module.__dict__.update({_MECHANISM: mechanism, _INDEX: index, _CALLS: 0})
+    module.__dict__.update({_MECHANISM: mechanism, _INDEX: index})
+    module.__dict__.setdefault(_CALLS, 0)
 
 
 def take(module: nn.Module) -> None:

@@ -3,20 +3,25 @@
 Most masks are a rule: which keys are real, whether the future is hidden and where the queries sit, how far a window
 reaches. A `Rules` mask is a small integer tensor that travels through a model like any other mask:
 
-    (B, 1 + window, 2, Nk):  [:, 0, 0] whether a key is real, [:, 0, 1] the key position of the first query
+    (B, 1 + window, rows, Nk) int16:  [:, 0, 0] whether a key is real, [:, 0, 1:3] the key position of the first query
 
-What a compiled graph must know is in its type and shape: int64 hides the future, int32 does not; the second axis is
-expanded, so it costs nothing. Masks that are no such rule (packed sequences, chunks, image blocks) become a bool for
-every pair, as in Hugging Face's own "sdpa".
+What a compiled graph must know is in its shape: 4 rows hide the future, 3 do not; the second axis is expanded, so it
+costs nothing. No other mask is int16. Masks that are no such rule (packed sequences, chunks, image blocks) become a
+bool for every pair, as in Hugging Face's own "sdpa".
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from transformers import masking_utils
 from transformers.masking_utils import (
     bidirectional_mask_function,
     causal_mask_function,
@@ -24,7 +29,8 @@ from transformers.masking_utils import (
     sdpa_mask,
 )
 
-_KINDS = {True: torch.int64, False: torch.int32}
+_ROWS = {True: 4, False: 3}  # causal or not
+_DIGIT = 2**14  # positions are written with two of these
 
 
 class Rules(NamedTuple):
@@ -41,22 +47,27 @@ class Rules(NamedTuple):
 
     def encode(self) -> Tensor:
         """As the tensor that a model passes on."""
-        rows = torch.stack([self.real.to(_KINDS[self.causal]), self.offset[:, None].expand_as(self.real)], 1)
-        return rows[:, None].to(_KINDS[self.causal]).expand(-1, 1 + self.window, -1, -1)
+        low, high = self.offset % _DIGIT, self.offset.div(_DIGIT, rounding_mode="floor")
+        digits = [x[:, None].expand_as(self.real) for x in (low, high)]
+        rows = torch.stack([self.real.to(torch.int32), *digits, *digits[: _ROWS[self.causal] - 3]], 1)
+        return rows[:, None].to(torch.int16).expand(-1, 1 + self.window, -1, -1)
 
     @staticmethod
     def decode(mask: Tensor) -> Rules | None:
         """The rules that a tensor stands for, if it is such a tensor."""
-        if mask.ndim != 4 or mask.dtype not in _KINDS.values() or mask.shape[2] != 2:
+        if mask.ndim != 4 or mask.dtype != torch.int16:
             return None
-        offset = mask[:, 0, 1, 0] if mask.shape[3] else mask.new_zeros(mask.shape[0])
-        return Rules(mask[:, 0, 0].bool(), offset.to(torch.int32), mask.dtype == _KINDS[True], mask.shape[1] - 1)
+        digits = mask[:, 0, 1:3, :1].to(torch.int32).sum(-1)  # 0 if there is no key
+        offset = digits[:, 0] + _DIGIT * digits[:, 1]
+        return Rules(mask[:, 0, 0].bool(), offset, mask.shape[2] == _ROWS[True], mask.shape[1] - 1)
 
-    def queries(self, count: int) -> Tensor:
-        """Which of `count` queries are real, if queries and keys are the same tokens: (B, count) bool."""
-        at = torch.arange(count, device=self.real.device) + self.offset[:, None]
-        inside = (at >= 0) & (at < self.real.shape[1])
-        return inside & self.real.gather(1, at.clamp(0, max(0, self.real.shape[1] - 1)).long())
+    def answered(self, count: int) -> Tensor:
+        """Which of `count` queries see a key, (B, count) bool. Padded ones count: some models read what they say."""
+        if not self.causal:
+            return self.real.new_ones(self.real.shape[0], count)
+        upto = torch.nn.functional.pad(self.real.cumsum(-1), (1, 0))
+        at = torch.arange(count, device=self.real.device) + self.offset[:, None] + 1
+        return upto.gather(1, at.clamp(0, self.real.shape[1]).long()) > 0
 
     def pairs(self, count: int) -> Tensor:
         """The mask of all pairs with `count` queries: (B, 1, count, Nk) bool."""
@@ -83,6 +94,8 @@ def coterie_mask(
     **settings: Any,
 ) -> Tensor:
     """Hugging Face's mask interface: called by a model before its layers, the answer comes back in `attend`."""
+    if not torch.compiler.is_compiling():
+        _check_model(settings.get("config"))
     known = _rule(mask_function)
     if known is None:
         found: Tensor = sdpa_mask(
@@ -138,9 +151,33 @@ def parts(function: Callable[..., Any]) -> list[Callable[..., Any]]:
 
 def _closure(function: Callable[..., Any], maker: str, name: str) -> Any:
     """The variable `name` of a function that transformers' `maker` made; None for others."""
-    made = getattr(function, "__qualname__", "").startswith(f"{maker}.<locals>")
-    if not made or getattr(function, "__module__", "") != "transformers.masking_utils":
+    if getattr(function, "__code__", None) is not _MADE_BY[maker]:
         return None
-    names = function.__code__.co_freevars
     cells = function.__closure__ or ()
-    return cells[names.index(name)].cell_contents if name in names else None
+    return cells[_MADE_BY[maker].co_freevars.index(name)].cell_contents
+
+
+_MADE_BY = {
+    "and_masks": masking_utils.and_masks().__code__,
+    "sliding_window_overlay": masking_utils.sliding_window_overlay(1).__code__,
+    "sliding_window_bidirectional_overlay": masking_utils.sliding_window_bidirectional_overlay(1).__code__,
+}
+
+
+def _check_model(config: Any) -> None:
+    """A model that asks for a mask but never for attention would misread this one."""
+    kind = type(config)
+    if config is not None and not _uses_interface(kind.__module__):
+        raise ValueError(
+            f"{kind.__name__.removesuffix('Config')} models have attention of their own that ignores Hugging Face's "
+            "attention interface: attn_implementation='coterie' cannot replace it."
+        )
+
+
+@cache
+def _uses_interface(configuration: str) -> bool:
+    """Whether the file of a config's models looks attention up; files that are not found are taken to."""
+    name = configuration.replace(".configuration_", ".modeling_")
+    if name == configuration or not name.startswith("transformers.models.") or find_spec(name) is None:
+        return True
+    return "ALL_ATTENTION_FUNCTIONS" in inspect.getsource(import_module(name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 import re
@@ -18,10 +19,11 @@ from transformers import AutoConfig, PreTrainedModel
 from coterie.errors import expect, expect_choice, expect_int, expect_type
 from coterie.hf import choice
 from coterie.hf.attend import NAME
-from coterie.hf.positions import learned_positions
+from coterie.hf.positions import Table, learned_positions
 from coterie.mechanisms import Mechanism, as_mechanism
 
 _STATE = "_coterie_state"
+_NAME = "_coterie_name"
 _CROSS = re.compile(r"cross|enc(oder)?_?(dec)?_?attn|encdec", re.IGNORECASE)
 
 
@@ -44,8 +46,9 @@ class _Site(NamedTuple):
 class _State(NamedTuple):
     """What `undo` needs."""
 
-    before: list[tuple[Any, Any]]  # configs, and the implementation that each had
+    before: list[tuple[Any, str]]  # configs, and the implementation that each had
     hooks: list[Any]
+    table: Table | None  # of positions
 
 
 def use(
@@ -87,11 +90,10 @@ def use(
     expect_type(isinstance(model, PreTrainedModel), "model", "a transformers.PreTrainedModel", type(model).__name__)
     expect_choice("kind", kind, ("all", "self", "cross"))
     sites = _sites(model)
-    some = [s for s in sites if kind in ("all", s.kind) and _below(s.name, within)]
+    some = [s for s in sites if kind in ("all", s.kind) and _below(_short(model, s.name), within)]
     expect(bool(some), "within, kind", f"some of {', '.join(s.name for s in sites)}", f"{within!r}, {kind!r}")
     chosen = _wanted(mechanism, layers, some)
-    if _STATE not in model.__dict__:
-        _take_over(model, sites)
+    _take_over(model, sites)
     for site in some:
         if site.number in chosen:
             choice.put(site.module, chosen[site.number], site.number)
@@ -108,9 +110,11 @@ def undo(model: PreTrainedModel) -> PreTrainedModel:
         hook.remove()
     for config, before in state.before:
         config._attn_implementation = before
-    for site in _sites(model):
+    sites = _sites(model)
+    for site in sites:
         choice.take(site.module)
-    for config in _configs(model, _sites(model)):
+        site.module.__dict__.pop(_NAME, None)
+    for config in _configs(model, sites):
         config.__dict__.pop("coterie", None)
     return model
 
@@ -123,6 +127,8 @@ def describe(model: PreTrainedModel) -> list[Layer]:
     width = max((len(layer.name) for layer in found), default=0)
     for layer in found:
         print(f"{layer.name:{width}}  {layer.kind:5} {layer.runs}")
+    for name, _ in _others(model) if found else []:
+        print(f"{name}  attends by itself, untouched")
     return found
 
 
@@ -159,8 +165,7 @@ def apply(model: PreTrainedModel, modules: Mapping[str, str]) -> PreTrainedModel
     names = {_short(model, s.name): s for s in sites}
     missing = sorted(set(modules) ^ set(names))
     expect(not missing, "stored choice", "the attention modules of this model", f"a difference in {missing}")
-    if _STATE not in model.__dict__:
-        _take_over(model, sites)
+    _take_over(model, sites)
     for name, site in names.items():
         choice.put(site.module, choice.parse(modules[name]), site.number)
     _store(model, sites)
@@ -178,7 +183,7 @@ def attention_modules(model: PreTrainedModel) -> dict[str, nn.Module]:
 def _sites(model: PreTrainedModel, *, refuse: bool = True) -> list[_Site]:
     """The attention modules that call Hugging Face's interface."""
     found = [
-        _Site(name, _number(name), "cross" if _CROSS.search(name.rsplit(".", 1)[-1]) else "self", module)
+        _Site(name, _number(name), _kind(name, module), module)
         for name, module in model.named_modules()
         if _calls_interface(type(module).forward)
     ]
@@ -188,6 +193,33 @@ def _sites(model: PreTrainedModel, *, refuse: bool = True) -> list[_Site]:
             "Coterie cannot replace it."
         )
     return found
+
+
+def _kind(name: str, module: nn.Module) -> str:
+    own = [*name.split(".")[-2:], type(module).__name__]
+    return "cross" if any(_CROSS.search(part) for part in own) else "self"
+
+
+def _others(model: PreTrainedModel) -> list[tuple[str, Any]]:
+    """Attention modules that attend by themselves, and the config that they go by."""
+    found, configs = [], {"": model.config}
+    for name, module in model.named_modules():
+        config = getattr(module, "config", None) or configs.get(name.rpartition(".")[0], model.config)
+        configs[name] = config
+        if "attention" in type(module).__name__.lower() and _attends_itself(type(module).forward):
+            found.append((name, config))
+    return found
+
+
+@cache
+def _attends_itself(forward: Any) -> bool:
+    if forward.__module__.startswith("torch.") or _calls_interface(forward):
+        return False
+    try:
+        source = inspect.getsource(forward)
+    except OSError:  # written where there is no file
+        return False
+    return "softmax(" in source or "scaled_dot_product_attention(" in source
 
 
 @cache
@@ -202,13 +234,13 @@ def _calls_interface(forward: Any) -> bool:
 
 
 def _number(name: str) -> int:
-    """The last number in a module's name: the layer it is in."""
-    numbers = re.findall(r"(?<=\.)\d+(?=\.|$)", f".{name}")
-    return int(numbers[-1]) if numbers else 0
+    """The first number in a module's name: the layer it is in."""
+    found = re.search(r"(?<=\.)\d+(?=\.|$)", f".{name}")
+    return int(found[0]) if found else 0
 
 
 def _below(name: str, within: str) -> bool:
-    return not within or f".{within}." in f".{name}."
+    return not within or f"{name}.".startswith(f"{within}.")
 
 
 def _wanted(mechanism: Any, layers: Iterable[int] | None, sites: list[_Site]) -> dict[int, Mechanism | None]:
@@ -234,43 +266,58 @@ def _mechanism(spec: Any) -> Mechanism | None:
 
 def _take_over(model: PreTrainedModel, sites: list[_Site]) -> None:
     """Point every attention module at Coterie, dense until a mechanism is chosen, and watch the first calls."""
-    configs = _configs(model, sites)
-    before = [(config, config._attn_implementation) for config in configs]
-    hooks = [model.register_forward_pre_hook(_before_forward, with_kwargs=True)]
-    for site in sites:
-        choice.put(site.module, None, site.number)
-        hooks.append(_watch(site))
-    model.__dict__[_STATE] = _State([(c, None if b == NAME else b) for c, b in before], hooks)
-    for config in configs:
+    if _STATE not in model.__dict__:
+        configs = _configs(model, sites)
+        mixed = sorted(name for name, config in _others(model) if any(config is each for each in configs))
+        expect(
+            not mixed,
+            "model",
+            "attention that is all on Hugging Face's interface, as the others would misread its masks",
+            f"{type(model).__name__} with attention of its own in {', '.join(mixed[:3])}",
+        )
+        _own_configs(model)
+        usual = "sdpa" if model._supports_sdpa else "eager"
+        before = [
+            (c, usual if c._attn_implementation in (NAME, None) else c._attn_implementation)
+            for c in _configs(model, sites)
+        ]
+        hooks = [model.register_forward_pre_hook(_before_forward, with_kwargs=True)]
+        for site in sites:
+            choice.put(site.module, None, site.number)
+            site.module.__dict__[_NAME] = site.name
+            hooks.append(site.module.register_forward_hook(_after_attention))
+        model.__dict__[_STATE] = _State(before, hooks, learned_positions(model))
+    for config in _configs(model, sites):
         config._attn_implementation = NAME
 
 
-def _watch(site: _Site) -> Any:
-    """Check at a module's first call that its attention reaches Coterie."""
-
-    def first(module: nn.Module, inputs: Any, output: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
-        handle.remove()
-        if choice.calls(module) == 0:
-            raise RuntimeError(
-                f"{site.name} ran without calling attn_implementation='coterie': {type(module).__name__} has another "
-                "way to attend with these settings, so nothing was replaced there."
-            )
-
-    handle = site.module.register_forward_hook(first)
-    return handle
+def _own_configs(model: PreTrainedModel) -> None:
+    """Give a model configs of its own, as another may share them and has not been asked."""
+    copies: dict[int, Any] = {}
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if config is not None:
+            module.config = copies[id(config)] if id(config) in copies else copy.deepcopy(config, copies)
 
 
-def _before_forward(model: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+def _after_attention(module: nn.Module, inputs: Any, output: Any) -> None:
+    """Check that the attention of a module has reached Coterie."""
+    if not torch.compiler.is_compiling() and choice.calls(module) == 0:
+        raise RuntimeError(
+            f"{module.__dict__[_NAME]} ran without calling attn_implementation='coterie': {type(module).__name__} has "
+            "another way to attend with these settings, so nothing was replaced there."
+        )
+
+
+def _before_forward(model: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
     """What can be told before anything is computed."""
-    if named.get("output_attentions"):
+    if named.get("output_attentions") or getattr(model.config, "output_attentions", False):
         raise ValueError(
             "output_attentions: clustered attention never has the matrix of weights; "
             "load the model with attn_implementation='eager' to get it."
         )
     tokens = named.get("input_ids", inputs[0] if inputs else None)
-    table = learned_positions(model)
+    table = model.__dict__[_STATE].table
     if table is not None and isinstance(tokens, torch.Tensor) and tokens.ndim == 2 and tokens.shape[1] > table.limit:
         raise ValueError(
             f"this model has {table.limit} positions, and the input has {tokens.shape[1]} tokens; "
@@ -288,12 +335,12 @@ def _configs(model: PreTrainedModel, sites: list[_Site]) -> list[Any]:
 
 def _store(model: PreTrainedModel, sites: list[_Site]) -> None:
     """Write the choice into the configs: all of it at the top, each part with the modules that it is for."""
-    specs = {_short(model, site.name): _runs(site.module) for site in sites}
+    specs = {_short(model, site.name): _chosen(site.module) for site in sites}
     model.config.coterie = {"modules": specs, "by_layer": _by_layer(sites)}
     for config in _configs(model, sites)[1:]:
         own = [site for site in sites if site.module.config is config]
         config.coterie = {
-            "modules": {_short(model, s.name): _runs(s.module) for s in own},
+            "modules": {_short(model, s.name): _chosen(s.module) for s in own},
             "by_layer": _by_layer(own),
         }
 
@@ -304,7 +351,7 @@ def _by_layer(sites: list[_Site]) -> dict[str, str] | None:
     for site in sites:
         if getattr(site.module, "layer_idx", None) is None:
             return None
-        if found.setdefault(str(site.module.layer_idx), _runs(site.module)) != _runs(site.module):
+        if found.setdefault(str(site.module.layer_idx), _chosen(site.module)) != _chosen(site.module):
             return None
     return found
 
@@ -318,5 +365,9 @@ def _runs(module: Any) -> str:
     implementation = module.config._attn_implementation
     if implementation != NAME:
         return str(implementation)
+    return _chosen(module)
+
+
+def _chosen(module: Any) -> str:
     mechanism = choice.of(module)
     return choice.DENSE if mechanism is None else str(mechanism)

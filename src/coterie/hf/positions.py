@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 
 from coterie.errors import expect, expect_int
 
-# What models call their table, and how many rows at its start are no positions.
-_TABLES = {"position_embeddings": 0, "wpe": 0, "position_embedding": 0, "embed_positions": 2}
+_TABLES = ("position_embeddings", "wpe", "position_embedding", "embed_positions")  # what models call it
+_SIZES = ("max_position_embeddings", "n_positions", "max_target_positions")  # and what configs call its size
 
 
 class Table(NamedTuple):
@@ -37,12 +37,12 @@ class Table(NamedTuple):
 def learned_positions(model: nn.Module) -> Table | None:
     """A text model's learned table of positions; None if it has none, as with RoPE or relative positions."""
     for owner in model.modules():
-        for name, first in _TABLES.items():
+        for name in _TABLES:
             table = getattr(owner, name, None)
             words = any(hasattr(owner, each) for each in ("word_embeddings", "wte", "token_embedding", "embed_tokens"))
-            if isinstance(table, nn.Embedding) and words:
-                if table.padding_idx is not None:  # RoBERTa counts from there
-                    first = table.padding_idx + 1
+            if isinstance(table, nn.Embedding) and words and "Sinusoidal" not in type(table).__name__:
+                # BART leaves some rows out; RoBERTa counts from its padding.
+                first = getattr(table, "offset", 0) if table.padding_idx is None else table.padding_idx + 1
                 return Table(owner, name, first)
     return None
 
@@ -79,13 +79,13 @@ def extend_positions(model: PreTrainedModel, length: int) -> PreTrainedModel:
         type(model).__name__,
     )
     for table in tables:
-        expect(length > table.limit, "length", f"more than the {table.limit} positions there are", length)
+        limit, rows = table.limit, table.embedding.num_embeddings
+        expect(length > limit, "length", f"more than the {limit} positions there are", length)
         _stretch(table, length)
-    for part in model.modules():
-        config = getattr(part, "config", None)
-        for name in ("max_position_embeddings", "n_positions"):
-            if config is not None and hasattr(config, name):
-                setattr(config, name, length + (tables[0].first if tables[0].name == "position_embeddings" else 0))
+        for config in {id(c): c for part in model.modules() if (c := getattr(part, "config", None))}.values():
+            for name in _SIZES:
+                if getattr(config, name, None) in (limit, rows):
+                    setattr(config, name, length + getattr(config, name) - limit)
     return model
 
 

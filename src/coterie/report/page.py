@@ -1,0 +1,185 @@
+"""The report as one HTML file without anything from outside."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+from plotly.offline import get_plotlyjs
+
+from coterie.fitting.fit import Fit, write_whole
+from coterie.fitting.hosts import DENSE
+from coterie.report.pictures import Pictures
+
+
+def write(path: Path, found: Fit, pictures: Pictures, *, model: str, command: str) -> None:
+    """Write the report, whole or not at all."""
+    write_whole(Path(path), page(found, pictures, model=model, command=command))
+
+
+def page(found: Fit, pictures: Pictures, *, model: str, command: str) -> str:
+    """The report as text."""
+    figures = {"candidates": _candidates(found), "lengths": _lengths(found), "heads": _heads(pictures)}
+    if pictures.meetings:
+        figures["meetings"] = _meetings(pictures)
+    data = json.dumps({name: json.loads(figure.to_json()) for name, figure in figures.items()}).replace("</", "<\\/")
+    attention, whole = found.speedups
+    verdict = ("good", "holds") if found.holds else ("bad", "does not hold")
+    cards = [
+        (
+            f"{found.held_out:.4f}",
+            f"{found.measure} on held-out text, asked {found.fidelity}: {verdict[1]}",
+            verdict[0],
+        ),
+        (f"{attention:.2f}×", "attention alone against SDPA", ""),
+        (f"{whole:.2f}×", "the whole model against SDPA", ""),
+        (f"{sum(x != DENSE for x in found.choices.values())} of {len(found.choices)}", "modules clustered", ""),
+    ]
+    sections = [
+        "<section aria-label='summary'><div class=cards>"
+        + "".join(
+            f"<div class=card><b class='{kind}'>{big}</b><span>{small}</span></div>" for big, small, kind in cards
+        )
+        + "</div>"
+        + "".join(f"<p>{html.escape(note)}</p>" for note in found.notes)
+        + "</section>",
+        _section("What runs", _choices(found)),
+        _section(
+            "What was tried",
+            _plot("candidates") + "<p>Each point is a candidate: its time and error, over all modules.</p>",
+        ),
+        _section("Fidelity and speed by length", _plot("lengths") + _by_length(found)),
+        _section("Which heads are hard", _plot("heads")),
+    ]
+    if pictures.meetings:
+        where = (
+            f"{html.escape(pictures.module)}, head {pictures.head}, {html.escape(pictures.mechanisms[pictures.module])}"
+        )
+        sections.append(_section("Who meets whom", f"<p>The hardest head: {where}.</p>" + _plot("meetings")))
+    sections.append(
+        _section(
+            "Everything that was tried", f"<details><summary>{len(found.table)} rows</summary>{_table(found)}</details>"
+        )
+    )
+    versions = "".join(f"<tr><td>{html.escape(k)}<td class=l>{html.escape(v)}" for k, v in found.environment.items())
+    sections.append(
+        _section(
+            "How to reproduce",
+            f"<pre>{html.escape(command)}</pre><p>Seed {found.seed}.</p>"
+            f"<div class=scroll><table>{versions}</table></div>",
+        )
+    )
+    return (
+        "<!doctype html><html lang=en><head><meta charset=utf-8>"
+        "<meta name=viewport content='width=device-width,initial-scale=1'><link rel=icon href='data:,'>"
+        f"<title>Coterie: {html.escape(model)}</title><style>{_file('page.css')}</style></head><body><main>"
+        f"<header><h1>{html.escape(model)}: attention at fidelity {found.fidelity}</h1>"
+        "<button id=theme type=button>Light / dark</button></header>"
+        f"{''.join(sections)}</main><script type=application/json id=figures>{data}</script>"
+        f"<script>{get_plotlyjs()}</script><script>{_file('page.js')}</script></body></html>"
+    )
+
+
+def _file(name: str) -> str:
+    return files("coterie.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _section(title: str, body: str) -> str:
+    return f"<section><h2>{title}</h2>{body}</section>"
+
+
+def _plot(name: str) -> str:
+    return f"<div class=plot id={name} role=img aria-label={name}></div>"
+
+
+def _choices(found: Fit) -> str:
+    rows = {(row.module, row.mechanism): row for row in found.table}
+    body = ""
+    for module, spec in found.choices.items():
+        row, dense = rows.get((module, spec)), rows.get((module, DENSE))
+        cells = f"<td>{_number(row.error)}<td>{_number(row.seconds * 1e3)}" if row else "<td>–<td>–"
+        last = _number(dense.seconds * 1e3) if dense else "–"
+        body += f"<tr><td>{html.escape(module)}<td class=l>{html.escape(spec)}{cells}<td>{last}"
+    head = "<tr><th>attention module<th class=l>runs<th>error there<th>ms<th>dense, ms"
+    return f"<div class=scroll><table>{head}{body}</table></div>"
+
+
+def _by_length(found: Fit) -> str:
+    body = "".join(
+        f"<tr><td>{at.tokens:,}<td>{at.fidelity:.4f}<td>{at.dense_seconds:.3f}<td>{at.fitted_seconds:.3f}"
+        f"<td>{at.dense_seconds / at.fitted_seconds:.2f}×"
+        for at in found.lengths
+    )
+    head = "<tr><th>tokens<th>fidelity<th>dense, s<th>fitted, s<th>speed-up"
+    return f"<div class=scroll><table>{head}{body}</table></div>"
+
+
+def _table(found: Fit) -> str:
+    body = "".join(
+        f"<tr><td>{html.escape(row.module)}<td class=l>{html.escape(row.mechanism)}<td>{_number(row.error)}"
+        f"<td>{_number(row.seconds * 1e3)}<td class=l>{html.escape(row.note)}"
+        for row in found.table
+    )
+    head = "<tr><th>attention module<th class=l>mechanism<th>error<th>ms<th class=l>note"
+    return f"<div class=scroll><table>{head}{body}</table></div>"
+
+
+def _number(x: float) -> str:
+    return f"{x:.3g}" if math.isfinite(x) else "–"
+
+
+def _candidates(found: Fit) -> Any:
+    sums: dict[str, list[float]] = {}
+    for row in found.table:
+        if math.isfinite(row.error) and math.isfinite(row.seconds):
+            total = sums.setdefault(row.mechanism, [0.0, 0.0, 0.0])
+            total[0] += row.seconds * 1e3
+            total[1] += row.error
+            total[2] += 1
+    figure = go.Figure()
+    for name, (milliseconds, error, count) in sums.items():
+        figure.add_scatter(x=[milliseconds], y=[error / count], name=name, mode="markers", marker={"size": 12})
+    layout = {"xaxis_title": "attention of all modules, ms", "yaxis_title": "mean relative error", "margin": {"t": 10}}
+    return figure.update_layout(legend={"orientation": "h", "y": -0.25}, **layout)
+
+
+def _lengths(found: Fit) -> Any:
+    tokens = [at.tokens for at in found.lengths]
+    speed = [at.dense_seconds / at.fitted_seconds for at in found.lengths]
+    figure = go.Figure()
+    figure.add_scatter(x=tokens, y=[at.fidelity for at in found.lengths], name="fidelity", mode="lines+markers")
+    figure.add_scatter(x=tokens, y=speed, name="speed-up of the model", mode="lines+markers", yaxis="y2")
+    figure.add_hline(y=found.fidelity, line_dash="dot", annotation_text="asked")
+    return figure.update_layout(
+        xaxis={"title": {"text": "tokens"}, "type": "log"},
+        yaxis={"title": {"text": found.measure}},
+        yaxis2={"title": {"text": "speed-up"}, "overlaying": "y", "side": "right", "rangemode": "tozero"},
+        legend={"orientation": "h", "y": -0.25},
+        margin={"t": 10},
+    )
+
+
+def _heads(pictures: Pictures) -> Any:
+    most = max(map(len, pictures.errors.values()), default=0)
+    rows = [errors + [None] * (most - len(errors)) for errors in pictures.errors.values()]
+    names = [f"{name} ({pictures.mechanisms[name]})" for name in pictures.errors]
+    figure = go.Figure(
+        go.Heatmap(z=rows, y=list(range(len(rows))), text=[[n] * most for n in names], colorscale="Viridis")
+    )
+    figure.update_traces(
+        hovertemplate="%{text}<br>head %{x}: error %{z:.3f}<extra></extra>", colorbar={"title": "error"}
+    )
+    return figure.update_layout(
+        xaxis_title="head", yaxis_title="attention module", yaxis_autorange="reversed", margin={"t": 10}
+    )
+
+
+def _meetings(pictures: Pictures) -> Any:
+    figure = go.Figure(go.Heatmap(z=pictures.meetings, colorscale="Blues", showscale=False))
+    figure.update_traces(hovertemplate="queries %{y}, keys %{x}: %{z:.0%} meet<extra></extra>")
+    return figure.update_layout(xaxis_title="keys", yaxis_title="queries", yaxis_autorange="reversed", margin={"t": 10})

