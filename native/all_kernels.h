@@ -20,7 +20,7 @@ inline Kernels all_kernels(const char* name) {
         backward,
         means,
         means_backward,
-        {order_by, smyrf_orders, kmeans, hamming_kmeans, cluster_means, top_keys, near_keys, cross_polytope},
+        {order_by, group_by, smyrf_orders, kmeans, hamming_kmeans, cluster_means, top_keys, near_keys, cross_polytope},
     };
 }
 

@@ -230,6 +230,20 @@ NB_MODULE(_native, m) {
         nb::gil_scoped_release free;
         kernels().planning.order_by(scores.data(), mask.data(), shape, order.data(), threads);
     });
+    m.def("group_by", [](Longs labels, Bytes mask, int64_t groups, Ints order, Ints offsets, int threads) {
+        check_at_least("labels", labels.ndim(), 1);
+        std::vector<int64_t> same;
+        for (size_t axis = 0; axis < labels.ndim(); axis++) same.push_back(labels.shape(axis));
+        check_shape("mask", mask, same);
+        check_at_least("groups", groups, 0);
+        OrderShape shape{1, same.back()};
+        for (size_t axis = 0; axis + 1 < same.size(); axis++) shape.lists *= same[axis];
+        for (int64_t i = 0; i < shape.lists * shape.length; i++)
+            if (mask.data()[i] && (labels.data()[i] < 0 || labels.data()[i] >= groups))
+                throw Malformed("labels: expected numbers below " + std::to_string(groups));
+        nb::gil_scoped_release free;
+        kernels().planning.group_by(labels.data(), mask.data(), shape, groups, order.data(), offsets.data(), threads);
+    });
     m.def("smyrf_orders", [](Any q, Any k, Bytes query_mask, Bytes key_mask, Longs groups, int64_t rounds, int transform,
                              bool buckets, int64_t seed, int64_t layer, int threads, Ints query_order, Ints key_order) {
         Rows queries = rows_of(q), keys = rows_of(k);

@@ -80,6 +80,7 @@ struct PolytopeCall {
 
 struct PlanningKernels {
     void (*order_by)(const float*, const uint8_t*, const OrderShape&, int32_t*, int);
+    void (*group_by)(const int64_t*, const uint8_t*, const OrderShape&, int64_t, int32_t*, int32_t*, int);
     void (*smyrf_orders)(const HashCall&, int32_t*, int32_t*);
     void (*kmeans)(const KmeansCall&, int64_t*, double*);
     void (*hamming_kmeans)(const HammingCall&, const Rows&, int64_t*);

@@ -103,4 +103,19 @@ inline void order_by(const float* scores, const uint8_t* mask, const OrderShape&
     });
 }
 
+// Members of each label in order of position, and where each label starts; those that are masked come last.
+inline void group_by(const int64_t* labels, const uint8_t* mask, const OrderShape& shape, int64_t groups, int32_t* order,
+                     int32_t* offsets, int threads) {
+    parallel_for(shape.lists, threads, [&](int64_t list, int) {
+        const int64_t* label = labels + list * shape.length;
+        const uint8_t* real = mask + list * shape.length;
+        std::vector<int32_t> next(groups + 2, 0);
+        auto of = [&](int64_t i) { return real[i] ? label[i] : groups; };
+        for (int64_t i = 0; i < shape.length; i++) next[of(i) + 1]++;
+        for (int64_t g = 0; g <= groups; g++) next[g + 1] += next[g];
+        std::copy_n(next.data(), groups + 1, offsets + list * (groups + 1));
+        for (int64_t i = 0; i < shape.length; i++) order[list * shape.length + next[of(i)]++] = static_cast<int32_t>(i);
+    });
+}
+
 }  // namespace coterie::COTERIE_ISA

@@ -24,7 +24,22 @@ inline float at_least_count(const float* scores, int64_t width, int64_t count, s
     return maxima[count - 1];
 }
 
-// For each row of `queries` (float64, scale included) the `count` real keys with the largest products, best first.
+// Bring the `wanted` best to the front; those that float32 cannot tell from the last of them are judged by `exact`.
+template <class Better, class Exact>
+int64_t pick(std::vector<std::pair<float, int32_t>>& found, int64_t wanted, float slack, const Better& better, const Exact& exact) {
+    if (!wanted || wanted == static_cast<int64_t>(found.size())) return wanted;
+    std::nth_element(found.begin(), found.begin() + (wanted - 1), found.end(), better);
+    float last = found[wanted - 1].first;
+    auto close = std::partition(found.begin(), found.end(), [&](auto& x) { return x.first > last + slack; });
+    auto end = std::partition(close, found.end(), [&](auto& x) { return x.first >= last - slack; });
+    if (end - found.begin() > wanted) {
+        for (auto each = close; each != end; ++each) each->first = exact(each->second);
+        std::nth_element(close, found.begin() + (wanted - 1), end, better);
+    }
+    return wanted;
+}
+
+// For each row of `queries` (float64, scale included) the `count` real keys with the largest products, by position.
 inline void top_keys(const TopCall& call, const double* queries, int64_t* top) {
     int64_t dim = call.k.dim, n = call.k.rows, width = padded(n);
     if (call.count == 0 || call.queries == 0) return;
@@ -86,20 +101,15 @@ inline void top_keys(const TopCall& call, const double* queries, int64_t* top) {
                     if (at < visible && real[at]) found.emplace_back(s[at], static_cast<int32_t>(at));
                 }
             int64_t wanted = std::min<int64_t>(call.count, static_cast<int64_t>(found.size()));
-            if (wanted) {
-                std::nth_element(found.begin(), found.begin() + (wanted - 1), found.end(), better);
-                threshold = found[wanted - 1].first - slack;
-                found.erase(std::remove_if(found.begin(), found.end(), [&](auto& x) { return x.first < threshold; }), found.end());
-            }
-            for (auto& [score, j] : found) {
+            int64_t* to = top + (bh * call.queries + first + i) * call.count;
+            int64_t sure = pick(found, wanted, slack, better, [&](int64_t j) {
                 read_double(call.k, b, hk, j, scratch.data(), key.data());
                 if (call.unit) scale_to_unit(key.data(), dim);
-                score = rounded(dot(query, key.data(), dim));
-                if (score == 0) score = 0;
-            }
-            std::partial_sort(found.begin(), found.begin() + wanted, found.end(), better);
-            int64_t* to = top + (bh * call.queries + first + i) * call.count;
-            for (int64_t t = 0; t < call.count; t++) to[t] = t < wanted ? found[t].second : 0;
+                float score = rounded(dot(query, key.data(), dim));
+                return score == 0 ? 0.0f : score;
+            });
+            for (int64_t t = 0; t < call.count; t++) to[t] = t < sure ? found[t].second : 0;
+            std::sort(to, to + sure);
         }
     });
 }

@@ -232,6 +232,8 @@ def test_ops_refuse_shapes_that_do_not_fit_together():
         ),
         r"limits: expected shape \(2, 5\)": lambda: planning.top_keys_op(x.double(), keys, real_keys, two, 2, False),
         r"mask: expected shape \(2, 4, 5\)": lambda: planning.order_by_op(x[..., 0], real),
+        r"labels: expected numbers below 3": lambda: planning.group_by_op(labels + 3, labels == 0, 3),
+        r"mask: expected shape \(2, 4, 5\)\Z": lambda: planning.group_by_op(labels, real, 3),
     }.items():
         with pytest.raises(ValueError, match=message):
             call()
@@ -334,6 +336,7 @@ def test_opcheck():
     groups = torch.tensor([5])
     torch.library.opcheck(planning.smyrf_orders_op, (*plain, real, real, groups, seed, 2, 0, False, 0))
     torch.library.opcheck(planning.cross_polytope_op, (plain[0], real, torch.tensor([3]), seed, 2, 2, 0))
+    torch.library.opcheck(planning.group_by_op, (torch.tensor([[2, 0, 1, 0]]), torch.ones(1, 4, dtype=torch.bool), 3))
     torch.library.opcheck(planning.hamming_kmeans_op, (plain[0], real, seed, 4, 2, 9, 0))
     bounds = [torch.tensor(x, dtype=torch.int32) for x in ([list(range(20))], [[0, 7]], [[7, 20]])]
     torch.library.opcheck(planning.kmeans_op, (plain[0], *bounds, None, None, seed, 4, 2, 3, False, True, 0))

@@ -51,8 +51,9 @@ class ImprovedClustered(QueryClustering):
     def build(self, tokens: Tokens) -> Plan:
         found = self._cluster(tokens, self.clusters, self.iterations, self.space, self.bits, self.seed)
         top, num_top = self._top_keys(tokens, found)
-        skip = torch.where(torch.arange(top.shape[-1], device=top.device) < num_top, top, -1).to(torch.int32)
-        far = found.meet_everyone(tokens, skip.sort(-1).values)
+        real = torch.arange(top.shape[-1], device=top.device) < num_top
+        skip = torch.where(real, top, -1).cummax(-1).values  # ascending to the end: the last one over again
+        far = found.meet_everyone(tokens, skip.to(torch.int32))
         near = self._near(tokens, found, top, num_top)
         first = tokens.sizes.queries
         return tokens.plan(
@@ -63,7 +64,7 @@ class ImprovedClustered(QueryClustering):
         )
 
     def _top_keys(self, tokens: Tokens, found: QueryClusters) -> tuple[Tensor, Tensor]:
-        """T of each cluster, (B, H, C, k) with the best first, and how many of them are real, (B, 1, 1, 1)."""
+        """T of each cluster, (B, H, C, k) by position, and how many of them are real, (B, 1, 1, 1)."""
         sizes = tokens.sizes
         centroids = tokens.steps.cluster_means(tokens, found.labels, found.clusters)
         width = min(self.topk, sizes.keys)

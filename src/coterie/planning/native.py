@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from coterie import grouping, hashing
+from coterie import hashing
 from coterie.engine.native import kernels, last_contiguous, mask_bytes
 from coterie.grouping import Parts
 from coterie.plan import Means
@@ -311,7 +311,7 @@ def _empty_top(queries: Tensor, k: Tensor, mask: Tensor, limits: Tensor | None, 
 
 
 def top_keys(tokens: Tokens, queries: Tensor, count: int, *, unit: bool = False, causal: bool = False) -> Tensor:
-    """The `count` real keys with the largest product with each row of `queries` (B, H, C, D), best first."""
+    """The `count` real keys with the largest product with each row of `queries` (B, H, C, D), by position."""
     limits = tokens.query_positions.long() + 1 if causal else None
     top: Tensor = top_keys_op(queries, tokens.raw_k, tokens.key_mask, limits, count, unit)
     return top
@@ -373,15 +373,22 @@ def order_by(scores: Tensor, mask: Tensor) -> Tensor:
     return order
 
 
-def group_by(labels: Tensor, mask: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-    """Members of each label in order of position: order (…, N) and offsets (…, groups + 1), both int32.
+@torch.library.custom_op("coterie::group_by", mutates_args=())
+def group_by_op(labels: Tensor, mask: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    found = _empty_groups(labels, mask, groups)
+    kernels().group_by(labels.contiguous(), mask_bytes(mask), groups, *found, torch.get_num_threads())
+    return found
 
-    Labels up to 2^24, which float32 holds exactly, are sorted as numbers; for larger ones torch sorts.
-    """
-    mask = mask.expand(labels.shape)
-    if groups > 2**24:
-        return grouping.group_by(labels, mask, groups)
-    counts = torch.zeros(*labels.shape[:-1], groups + 1, dtype=torch.int64)
-    counts.scatter_add_(-1, torch.where(mask, labels, groups).long(), torch.ones_like(labels, dtype=torch.int64))
-    stops = counts[..., :-1].cumsum(-1)
-    return order_by(labels, mask), torch.nn.functional.pad(stops, (1, 0)).to(torch.int32)
+
+@group_by_op.register_fake
+def _empty_groups(labels: Tensor, mask: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    return (
+        labels.new_empty(labels.shape, dtype=torch.int32),
+        labels.new_empty((*labels.shape[:-1], groups + 1), dtype=torch.int32),
+    )
+
+
+def group_by(labels: Tensor, mask: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    """Members of each label in order of position: order (…, N) and offsets (…, groups + 1), both int32."""
+    found: tuple[Tensor, Tensor] = group_by_op(labels.long(), mask.expand(labels.shape), groups)
+    return found

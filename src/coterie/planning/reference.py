@@ -134,9 +134,9 @@ def routing_centroids(tokens: Tokens, clusters: int, iterations: int, seed: int)
 
 
 def top_keys(tokens: Tokens, queries: Tensor, count: int, *, unit: bool = False, causal: bool = False) -> Tensor:
-    """The `count` real keys with the largest product with each row of `queries` (B, H, C, D), best first.
+    """The `count` real keys with the largest product with each row of `queries` (B, H, C, D), by position.
 
-    `unit`: keys count by their direction alone. `causal`: row i sees what query i sees.
+    If there are fewer, the last are 0. `unit`: keys count by their direction. `causal`: row i sees what query i sees.
     """
     keys = hashing.unit(tokens.k) if unit else tokens.k
     positions = torch.arange(tokens.sizes.keys, device=tokens.device)
@@ -146,7 +146,10 @@ def top_keys(tokens: Tokens, queries: Tensor, count: int, *, unit: bool = False,
         seen = tokens.key_mask[:, None, :]
         if causal:
             seen = seen & (positions <= tokens.query_positions[:, part, None])
-        tops.append(top_indices(queries[:, :, part] @ keys.mT, seen[:, None], count))
+        best = top_indices(queries[:, :, part] @ keys.mT, seen[:, None], count)
+        there = torch.arange(count, device=tokens.device) < seen.sum(-1)[:, None, :, None]
+        best = torch.where(there, best, tokens.sizes.keys).sort(-1).values
+        tops.append(torch.where(best < tokens.sizes.keys, best, 0))
     if not tops:
         return torch.zeros(*queries.shape[:3], count, dtype=torch.int64, device=tokens.device)
     return torch.cat(tops, 2)
