@@ -7,15 +7,16 @@
 #include <vector>
 
 #include "candidates.h"
+#include "pages.h"
 
 namespace coterie::COTERIE_ISA {
 
 // What stands for the clusters of each key head when they are ranked: the mean, and the outlier, which is the key that is
 // farthest from it.
 struct Faces {
-    std::vector<double> means;  // (batch, key heads, clusters, dim)
+    Pages<double> means;  // (batch, key heads, clusters, dim)
     std::vector<int32_t> outliers;  // (batch, key heads, clusters): which key
-    std::vector<float> rough;  // (batch, key heads, clusters, 2, dim): mean and outlier in float32
+    Pages<float> rough;  // (batch, key heads, clusters, 2, dim): mean and outlier in float32
     std::vector<double> longest;  // (batch, key heads): the length of the longest key; NaN if some number is not finite
 
     explicit Faces(const NearCall& call)
