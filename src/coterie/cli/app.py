@@ -349,7 +349,6 @@ def main() -> None:
     debug = "--debug" in sys.argv
     if not debug and "transformers" not in sys.modules:
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:
         app(standalone_mode=True)
     except UserError as error:

@@ -35,7 +35,9 @@ class Loaded:
 def load_model(name: str) -> Loaded:
     """A folder, a hub name, a folder with a GGUF file, or "demo"."""
     from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()  # there is one around it
     path = demo_folder() if name == DEMO else Path(name)
     local = path.exists()
     if not local and (name.count("/") != 1 or name.startswith((".", "/", "~"))):

@@ -13,6 +13,7 @@ function draw() {
   const clear = "rgba(0,0,0,0)";
   for (const [id, figure] of Object.entries(figures)) {
     const layout = { ...figure.layout, paper_bgcolor: clear, plot_bgcolor: clear, font: { color: ink } };
+    layout.modebar = { bgcolor: clear, color: line, activecolor: ink };
     delete layout.template;
     for (const axis of ["xaxis", "yaxis", "yaxis2"]) {
       if (axis in layout) layout[axis] = { ...layout[axis], gridcolor: line, zerolinecolor: line };

@@ -14,6 +14,7 @@ from coterie.fitting.fit import Fit
 from coterie.fitting.hosts import DENSE, host_of
 from coterie.mechanisms import Full, Mechanism, NearFar, as_mechanism
 from coterie.observe import Seen, observing
+from coterie.tiles import count_pairs
 
 _ROWS = 64  # queries whose entropy is looked at
 _GRID = 160  # cells of the picture of a plan
@@ -118,7 +119,7 @@ def _planning(seen: Seen) -> dict[str, Any]:
 
 
 def _shrink(plan: Any, head: int) -> list[list[float]]:
-    """Who meets whom in one head, averaged over cells."""
-    met = (plan.to_dense()[0, head] > 0).float()
+    """Who meets whom in one head, directly and not through a mean, averaged over cells."""
+    met = (count_pairs(plan)[0, head, : plan.num_queries, : plan.num_keys] > 0).float()
     grid = min(_GRID, *met.shape)
     return [[round(x, 3) for x in row] for row in F.adaptive_avg_pool2d(met[None, None], grid)[0, 0].tolist()]
