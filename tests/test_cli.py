@@ -29,7 +29,6 @@ def coterie(*arguments: object, fails: int = 0) -> str:
     said, complained, code = io.StringIO(), io.StringIO(), 0
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(said), redirect_stderr(complained):
         patch.setattr(sys, "argv", ["coterie", *map(str, arguments)])
-        patch.setenv("COLUMNS", "160")
         try:
             main()
         except SystemExit as stop:
@@ -142,7 +141,7 @@ def test_debug_shows_the_traceback():
 def test_stopped_half_way_nothing_is_half_written_and_a_rerun_works(how, tmp_path):
     arguments = ["fit", "demo", "--lengths", "64", "--sequences", "2", "--save", tmp_path / "fit.json"]
     process = subprocess.Popen([*COMMAND, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    time.sleep(6)  # loading, or fitting
+    time.sleep(3)  # on its way
     process.send_signal(how)
     process.communicate(timeout=60)
     if process.returncode == 0:

@@ -31,7 +31,8 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-out, err = Console(), Console(stderr=True)
+# Into a file or a pipe nothing is cut off.
+out, err = Console(width=None if sys.stdout.isatty() else 160), Console(stderr=True)
 
 Model = Annotated[str, typer.Argument(help="A folder, a hub name, a folder with a GGUF file, or 'demo'.")]
 Text = Annotated[list[Path] | None, typer.Option("--text", help="UTF-8 text; Python's documentation by default.")]
