@@ -140,7 +140,12 @@ def test_debug_shows_the_traceback():
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_stopped_half_way_nothing_is_half_written_and_a_rerun_works(how, tmp_path):
     arguments = ["fit", "demo", "--lengths", "64", "--sequences", "2", "--save", tmp_path / "fit.json"]
-    process = subprocess.Popen([*COMMAND, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [*COMMAND, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
+    )
     time.sleep(3)  # on its way
     process.send_signal(how)
     process.communicate(timeout=60)
