@@ -206,7 +206,7 @@ class Fidelity:
                     {"length": length, "mechanism": "dense", "met": (length + 1) / 2, "loss": exact, "ratio": 1.0}
                 )
                 progress.advance(task)
-                near_far = coterie.NearFar(near=176)  # 415 keys at 4,096 tokens
+                near_far = coterie.NearFar(near=176)  # 410 keys at 4,096 tokens
                 met = _met(near_far, caught[0])
                 for mechanism in (
                     near_far,

@@ -239,6 +239,23 @@ def test_left_padding_changes_nothing_in_a_causal_model():
         close(got, model(input_ids=ids).last_hidden_state[0])
 
 
+def test_what_is_no_rule_is_a_mask_of_pairs():
+    """Windows that are meant otherwise, or two at once: each is the mask that transformers itself would make."""
+    m = transformers.masking_utils
+    for function in (
+        m.sliding_window_overlay(4),
+        m.and_masks(m.causal_mask_function, m.sliding_window_bidirectional_overlay(4)),
+        m.and_masks(m.sliding_window_causal_mask_function(4), m.sliding_window_overlay(2)),
+        m.sliding_window_causal_mask_function(4),
+        m.sliding_window_bidirectional_mask_function(4),
+    ):
+        settings = {"batch_size": 1, "q_length": 9, "kv_length": 9, "mask_function": function}
+        found = coterie.hf.masks.coterie_mask(**settings)
+        rules = Rules.decode(found)
+        want = m.sdpa_mask(**settings, allow_is_causal_skip=False)
+        assert torch.equal(found if rules is None else rules.pairs(9), want)
+
+
 def test_rules_survive_their_tensor():
     real = torch.tensor([[True, False, True], [True, True, True]])
     for offset in (0, 5, 20_000, 3_000_000, -7):

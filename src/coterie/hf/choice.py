@@ -13,9 +13,9 @@ DENSE = "dense"
 _MECHANISM, _INDEX, _CALLS = "_coterie_mechanism", "_coterie_index", "_coterie_calls"
 
 
-def parse(spec: str) -> Mechanism | None:
-    """The mechanism that a stored string names; None is dense attention."""
-    return None if spec == DENSE else as_mechanism(spec)
+def parse(spec: Any) -> Mechanism | None:
+    """A mechanism, its string or its JSON form as a mechanism; None and "dense" are dense attention."""
+    return None if spec is None or spec == DENSE else as_mechanism(spec)
 
 
 def put(module: nn.Module, mechanism: Mechanism | None, index: int) -> None:

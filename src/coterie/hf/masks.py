@@ -130,23 +130,20 @@ def coterie_mask(
 
 def _rule(function: Callable[..., Any]) -> tuple[bool, int] | None:
     """(causal, window) if a mask function is no more than that. What is not recognised is no rule."""
-    causal, window = False, 0
-    for part in parts(function):
-        if part is causal_mask_function:
-            causal = True
-        elif (size := _closure(part, "sliding_window_overlay", "sliding_window")) is not None or (
-            size := _closure(part, "sliding_window_bidirectional_overlay", "sliding_window")
-        ) is not None:
-            window = size
-        elif part is not bidirectional_mask_function:
-            return None
-    return causal, window
+    found = _parts(function)
+    causal = any(part is causal_mask_function for part in found)
+    overlay = "sliding_window_overlay" if causal else "sliding_window_bidirectional_overlay"  # as the rule is meant
+    others = [part for part in found if part is not causal_mask_function and part is not bidirectional_mask_function]
+    sizes = [_closure(part, overlay, "sliding_window") for part in others]
+    if None in sizes or len(sizes) > 1:
+        return None
+    return causal, sum(sizes)
 
 
-def parts(function: Callable[..., Any]) -> list[Callable[..., Any]]:
+def _parts(function: Callable[..., Any]) -> list[Callable[..., Any]]:
     """The functions that a mask function is the intersection of."""
     inner = _closure(function, "and_masks", "mask_functions")
-    return [function] if inner is None else [part for each in inner for part in parts(each)]
+    return [function] if inner is None else [part for each in inner for part in _parts(each)]
 
 
 def _closure(function: Callable[..., Any], maker: str, name: str) -> Any:

@@ -20,7 +20,7 @@ from coterie.errors import expect, expect_choice, expect_int, expect_type
 from coterie.hf import choice
 from coterie.hf.attend import NAME
 from coterie.hf.positions import Table, learned_positions
-from coterie.mechanisms import Mechanism, as_mechanism
+from coterie.mechanisms import Mechanism
 
 _STATE = "_coterie_state"
 _NAME = "_coterie_name"
@@ -121,7 +121,7 @@ def undo(model: PreTrainedModel) -> PreTrainedModel:
 
 def describe(model: PreTrainedModel) -> list[Layer]:
     """Print, layer by layer, what attention runs in a model; the same as a list."""
-    found = [Layer(name, index, kind, _runs(module)) for name, index, kind, module in _sites(model, refuse=False)]
+    found = [Layer(name, number, kind, _runs(module)) for name, number, kind, module in _sites(model, refuse=False)]
     if not found:
         print(f"{type(model).__name__} does not use Hugging Face's attention interface: Coterie cannot reach it.")
     width = max((len(layer.name) for layer in found), default=0)
@@ -254,11 +254,7 @@ def _wanted(mechanism: Any, layers: Iterable[int] | None, sites: list[_Site]) ->
     for layer in by_layer:
         expect_int("layers", layer, at_least=0)
         expect(layer in there, "layers", f"layers among {there}", layer)
-    return {layer: _mechanism(spec) for layer, spec in by_layer.items()}
-
-
-def _mechanism(spec: Any) -> Mechanism | None:
-    return None if spec is None or spec == choice.DENSE else as_mechanism(spec)
+    return {layer: choice.parse(spec) for layer, spec in by_layer.items()}
 
 
 # --- taking over ------------------------------------------------------------------------------------------------------

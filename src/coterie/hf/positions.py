@@ -94,8 +94,8 @@ def _stretch(table: Table, length: int) -> None:
     head, rows = old.weight.data[: table.first], old.weight.data[table.first :]
     stretched = F.interpolate(rows.T[None].float(), size=length, mode="linear", align_corners=True)[0].T
     weight = torch.cat([head, stretched.to(rows.dtype)])
-    kind: Any = type(old)
-    new = old.__class__.__new__(kind)
+    kind: Any = type(old)  # BART's own takes other arguments
+    new = kind.__new__(kind)
     nn.Embedding.__init__(new, weight.shape[0], weight.shape[1], padding_idx=old.padding_idx, device=weight.device)
     new.__dict__.update({k: v for k, v in old.__dict__.items() if k not in new.__dict__})
     new.weight = nn.Parameter(weight, requires_grad=old.weight.requires_grad)
