@@ -218,12 +218,14 @@ def bench(
     if as_json:
         print(json.dumps(rows))
         return
-    table = Table(title=f"{heads} heads × {dim}, medians of {repeats}")
-    for column in ("tokens", "mechanism", "ms", "against SDPA"):
-        table.add_column(column, justify="left" if column == "mechanism" else "right")
-    for row in rows:
-        table.add_row(f"{row['tokens']:,}", row["mechanism"], f"{row['seconds'] * 1e3:.1f}", f"{row['ratio']:.2f}×")
-    out.print(table)
+    _print(
+        f"{heads} heads × {dim}, medians of {repeats}",
+        ["mechanism", "tokens", "ms", "against SDPA"],
+        [
+            [row["mechanism"], f"{row['tokens']:,}", f"{row['seconds'] * 1e3:.1f}", f"{row['ratio']:.2f}×"]
+            for row in rows
+        ],
+    )
 
 
 @app.command("inspect")
@@ -254,12 +256,11 @@ def inspect_command(
     if as_json:
         print(json.dumps(rows))
         return
-    table = Table(title=f"{chosen} on {length} tokens: the hardest of {len(rows)} heads")
-    for column in ("attention module", "head", "relative error", "entropy, nats"):
-        table.add_column(column, justify="left" if column == "attention module" else "right")
-    for row in rows[:worst]:
-        table.add_row(row["module"], str(row["head"]), f"{row['error']:.3f}", f"{row['entropy']:.2f}")
-    out.print(table)
+    _print(
+        f"{chosen} on {length} tokens: the hardest of {len(rows)} heads",
+        ["attention module", "head", "relative error", "entropy, nats"],
+        [[r["module"], str(r["head"]), f"{r['error']:.3f}", f"{r['entropy']:.2f}"] for r in rows[:worst]],
+    )
 
 
 # --- mechanisms, doctor -----------------------------------------------------------------------------------------------
@@ -313,6 +314,16 @@ def doctor(as_json: Json = False) -> None:
 
 
 # --- what all of them share -------------------------------------------------------------------------------------------
+
+
+def _print(title: str, columns: list[str], rows: list[list[str]]) -> None:
+    """A table whose first column is words and whose others are numbers."""
+    table = Table(title=title)
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="right" if index else "left")
+    for row in rows:
+        table.add_row(*row)
+    out.print(table)
 
 
 def _lengths(text: str) -> list[int]:

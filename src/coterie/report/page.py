@@ -66,12 +66,11 @@ def page(found: Fit, pictures: Pictures, *, model: str, command: str) -> str:
             "Everything that was tried", f"<details><summary>{len(found.table)} rows</summary>{_table(found)}</details>"
         )
     )
-    versions = "".join(f"<tr><td>{html.escape(k)}<td class=l>{html.escape(v)}" for k, v in found.environment.items())
+    versions = _rows([], [list(pair) for pair in found.environment.items()], left={0, 1})
     sections.append(
         _section(
             "How to reproduce",
-            f"<pre>{html.escape(command)}</pre><p>Seed {found.seed}.</p>"
-            f"<div class=scroll><table>{versions}</table></div>",
+            f"<pre>{html.escape(command)}</pre><p>Seed {found.seed}.</p>{versions}",
         )
     )
     return (
@@ -98,35 +97,43 @@ def _plot(name: str) -> str:
 
 
 def _choices(found: Fit) -> str:
-    rows = {(row.module, row.mechanism): row for row in found.table}
-    body = ""
+    tried = {(row.module, row.mechanism): row for row in found.table}
+    rows = []
     for module, spec in found.choices.items():
-        row, dense = rows.get((module, spec)), rows.get((module, DENSE))
-        cells = f"<td>{_number(row.error)}<td>{_number(row.seconds * 1e3)}" if row else "<td>–<td>–"
-        last = _number(dense.seconds * 1e3) if dense else "–"
-        body += f"<tr><td>{html.escape(module)}<td class=l>{html.escape(spec)}{cells}<td>{last}"
-    head = "<tr><th>attention module<th class=l>runs<th>error there<th>ms<th>dense, ms"
-    return f"<div class=scroll><table>{head}{body}</table></div>"
+        row, dense = tried.get((module, spec)), tried.get((module, DENSE))
+        cells = [_number(row.error), _number(row.seconds * 1e3)] if row else ["–", "–"]
+        rows.append([module, spec, *cells, _number(dense.seconds * 1e3) if dense else "–"])
+    return _rows(["attention module", "runs", "error there", "ms", "dense, ms"], rows, left={0, 1})
 
 
 def _by_length(found: Fit) -> str:
-    body = "".join(
-        f"<tr><td>{at.tokens:,}<td>{at.fidelity:.4f}<td>{at.dense_seconds:.3f}<td>{at.fitted_seconds:.3f}"
-        f"<td>{at.dense_seconds / at.fitted_seconds:.2f}×"
+    rows = [
+        [
+            f"{at.tokens:,}",
+            f"{at.fidelity:.4f}",
+            f"{at.dense_seconds:.3f}",
+            f"{at.fitted_seconds:.3f}",
+            f"{at.dense_seconds / at.fitted_seconds:.2f}×",
+        ]
         for at in found.lengths
-    )
-    head = "<tr><th>tokens<th>fidelity<th>dense, s<th>fitted, s<th>speed-up"
-    return f"<div class=scroll><table>{head}{body}</table></div>"
+    ]
+    return _rows(["tokens", "fidelity", "dense, s", "fitted, s", "speed-up"], rows, left={0})
 
 
 def _table(found: Fit) -> str:
-    body = "".join(
-        f"<tr><td>{html.escape(row.module)}<td class=l>{html.escape(row.mechanism)}<td>{_number(row.error)}"
-        f"<td>{_number(row.seconds * 1e3)}<td class=l>{html.escape(row.note)}"
-        for row in found.table
-    )
-    head = "<tr><th>attention module<th class=l>mechanism<th>error<th>ms<th class=l>note"
-    return f"<div class=scroll><table>{head}{body}</table></div>"
+    rows = [[r.module, r.mechanism, _number(r.error), _number(r.seconds * 1e3), r.note] for r in found.table]
+    return _rows(["attention module", "mechanism", "error", "ms", "note"], rows, left={0, 1, 4})
+
+
+def _rows(head: list[str], rows: list[list[str]], left: set[int]) -> str:
+    """A table; columns in `left` are words, the others numbers."""
+
+    def line(tag: str, cells: list[str]) -> str:
+        kinds = (" class=l" if index in left else "" for index in range(len(cells)))
+        return "<tr>" + "".join(f"<{tag}{kind}>{html.escape(x)}" for kind, x in zip(kinds, cells, strict=True))
+
+    body = "".join(line("td", row) for row in rows)
+    return f"<div class=scroll><table>{line('th', head) if head else ''}{body}</table></div>"
 
 
 def _number(x: float) -> str:
