@@ -121,25 +121,18 @@ class Fidelity:
         """Spearman correlation on STS-B's test set; its sentences are short."""
         if self.missing("stsb", "the STS Benchmark's sts-test.csv"):
             return
-        from scipy.stats import spearmanr
-
-        with (self.data / "stsb" / "sts-test.csv").open(encoding="utf-8") as file:
-            lines = list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
-        scores = [float(line[4]) for line in lines]
-        sentences = [model.tokens(line[column]) for column in (5, 6) for line in lines]
+        pairs = Stsb(self.data, model)
         rows: list[dict[str, Any]] = []
         for name, attend in (
             ("dense", dense),
             ("near-far:near=4,key_clusters=4", with_mechanism(coterie.NearFar(near=4, key_clusters=4))),
             ("smyrf:rounds=1,cluster_size=8", with_mechanism(coterie.Smyrf(rounds=1, cluster_size=8))),
         ):
-            first, second = self.embeddings(model, sentences, attend, name).chunk(2)
-            found = spearmanr((first * second).sum(-1).numpy(), scores).statistic
-            rows.append({"mechanism": name, "spearman": float(found)})
+            found = pairs.spearman(self.embeddings(model, pairs.sentences, attend, name))
+            rows.append({"mechanism": name, "spearman": found})
         self.found["stsb"] = rows
-        longest = max(map(len, sentences))
         self.table(
-            f"STS-B test, {len(lines):,} pairs of at most {longest} tokens",
+            f"STS-B test, {len(pairs.scores):,} pairs of at most {max(map(len, pairs.sentences))} tokens",
             ("attention", "Spearman"),
             [[r["mechanism"], f"{r['spearman']:.4f}"] for r in rows],
         )
@@ -264,6 +257,23 @@ class Fidelity:
         path = self.out / "fidelity.json"
         path.write_text(json.dumps(self.found, indent=1))
         self.console.print(f"wrote {path}" + (f" and {self.out / 'fidelity.png'}" if "minilm" in self.found else ""))
+
+
+class Stsb:
+    """The pairs of STS-B's test set: their scores, and the tokens of all first sentences and then all second ones."""
+
+    def __init__(self, data: Path, model: MiniLM) -> None:
+        with (data / "stsb" / "sts-test.csv").open(encoding="utf-8") as file:
+            lines = list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+        self.scores = [float(line[4]) for line in lines]
+        self.sentences = [model.tokens(line[column]) for column in (5, 6) for line in lines]
+
+    def spearman(self, embeddings: Tensor) -> float:
+        """How well cosines of embeddings rank the pairs."""
+        from scipy.stats import spearmanr
+
+        first, second = embeddings.chunk(2)
+        return float(spearmanr((first * second).sum(-1).numpy(), self.scores).statistic)
 
 
 def _met(mechanism: Mechanism, heads: Heads) -> float:

@@ -1,28 +1,14 @@
-"""Measuring on a shared machine: candidates take turns in one run, and medians are compared."""
+"""What the benchmarks measure, and on what."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
-import statistics
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor
-
-
-def interleaved(candidates: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Median seconds of each candidate; every repeat runs all of them in turn, after one warm-up."""
-    times: dict[str, list[float]] = {name: [] for name in candidates}
-    for repeat in range(repeats + 1):
-        for name, run in candidates.items():
-            start = time.perf_counter()
-            run()
-            if repeat:
-                times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(taken) for name, taken in times.items()}
 
 
 def peak_bytes(run: Callable[[], object]) -> int | None:

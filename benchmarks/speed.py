@@ -14,13 +14,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
 import coterie
 from benchmarks import peers
-from benchmarks.measure import interleaved, peak_bytes, peaked_tensors
+from benchmarks.measure import peak_bytes, peaked_tensors
 from coterie import Mechanism
+from coterie.timing import interleaved
 
 Attend = Callable[..., Tensor]
 SMYRF = coterie.Smyrf(rounds=2, cluster_size=64)
@@ -152,7 +154,7 @@ def backends(repeats: int, length: int = 8192) -> Table:
 def sweep(lengths: list[int], repeats: int, others: dict[str, Attend], console: Console) -> list[dict[str, Any]]:
     """Every candidate at every length: seconds and peak memory, forward and forward + backward."""
     rows = []
-    for length in lengths:
+    for length in track(lengths, "lengths", console=console, transient=True):
         tensors = peaked_tensors(length)
         for backward in (False, True):
             dense = length * length * (3 if backward else 1) <= CELLS
@@ -220,7 +222,7 @@ def main() -> None:
     parser.add_argument("--promises", action="store_true", help="only the promised ratios")
     options = parser.parse_args()
     console = Console()
-    console = Console(width=max(console.width, 130))
+    console = Console(width=max(console.width, 140))
     if wrong := check():
         console.print("Not measured, because correctness is red:", *wrong, sep="\n  ")
         sys.exit(1)

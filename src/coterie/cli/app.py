@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ import coterie
 from coterie.cli import inputs
 from coterie.cli.inputs import UserError
 from coterie.fitting.fit import Fit, environment, fit
+from coterie.timing import interleaved
 
 app = typer.Typer(
     help="Clustered attention: the cheapest that keeps a model's answers, with the proof.",
@@ -36,6 +36,9 @@ out, err = Console(width=None if sys.stdout.isatty() else 160), Console(stderr=T
 
 Model = Annotated[str, typer.Argument(help="A folder, a hub name, a folder with a GGUF file, or 'demo'.")]
 Text = Annotated[list[Path] | None, typer.Option("--text", help="UTF-8 text; Python's documentation by default.")]
+Extend = Annotated[
+    bool, typer.Option("--extend-positions", help="Interpolate a table of learned positions for longer inputs.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
@@ -58,6 +61,8 @@ def fit_command(
     fidelity: Annotated[float, typer.Option(help="In (0, 1].")] = 0.99,
     lengths: Annotated[str, typer.Option(help="Tokens in a sequence, separated by commas.")] = "512",
     sequences: Annotated[int, typer.Option(min=2, help="Of each length; a third of them is held out.")] = 6,
+    batch: Annotated[int, typer.Option(min=1, help="Sequences that run together.")] = 1,
+    extend_positions: Extend = False,
     measure: Annotated[str | None, typer.Option(help="'hidden' or 'loss'.")] = None,
     seconds: Annotated[float | None, typer.Option(help="A budget of time.")] = None,
     seed: int = 0,
@@ -71,8 +76,8 @@ def fit_command(
     wanted = _lengths(lengths)
     source = inputs.read_text(text) if text else inputs.documentation()
     with _spinner(f"loading {model}"):
-        loaded = inputs.load_model(model)
-        fitted, held_out = inputs.cut(loaded, source, wanted, sequences)
+        loaded = inputs.load_model(model, max(wanted) if extend_positions else None)
+        fitted, held_out = inputs.cut(loaded, source, wanted, sequences, batch)
     with _bars() as tell:
         found = fit(
             loaded.model,
@@ -138,15 +143,19 @@ def run(
     text: Text = None,
     fitted: Annotated[Path | None, typer.Option("--fit", help="What 'fit --save' wrote.")] = None,
     new_tokens: Annotated[int, typer.Option(min=1, help="For models that generate.")] = 64,
+    length: Annotated[int | None, typer.Option(min=1, help="At most so many tokens.")] = None,
+    extend_positions: Extend = False,
     as_json: Json = False,
 ) -> None:
     """Embed a text, or go on writing it, with a fitted model."""
     source = inputs.read_text(text) if text else inputs.documentation()[:2000]
     with _spinner(f"loading {model}"):
-        loaded = inputs.load_model(model)
+        if extend_positions and length is None:
+            raise UserError("--extend-positions needs a --length to extend them to.")
+        loaded = inputs.load_model(model, length if extend_positions else None)
         if fitted is not None:
             _read_fit(fitted).apply(loaded.model)
-    limit = inputs.position_limit(loaded.model)
+    limit = min(filter(None, (length, inputs.position_limit(loaded.model))), default=None)
     reserve = new_tokens if loaded.speaks else 0
     settings = {"truncation": True, "max_length": limit - reserve} if limit else {}
     batch = loaded.tokenizer(source, return_tensors="pt", verbose=False, **settings)
@@ -195,26 +204,24 @@ def bench(
     names = mechanism or ["near-far", "smyrf", "local"]
     wanted = [coterie.as_mechanism(name) for name in names]
     rows: list[dict[str, Any]] = []
+    done = 0
     with _bars() as tell, torch.no_grad():
-        for number, length in enumerate(_lengths(lengths)):
+        for length in _lengths(lengths):
             q, k, v = torch.randn(3, 1, heads, length, dim, generator=torch.Generator().manual_seed(0)).unbind(0)
             runs: dict[str, Callable[[], Any]] = {
                 "sdpa": partial(F.scaled_dot_product_attention, q, k, v, is_causal=causal)
             }
             for each in wanted:
                 runs[str(each)] = partial(coterie.attention, q, k, v, each, is_causal=causal)
-            times: dict[str, list[float]] = {name: [] for name in runs}
-            for repeat in range(repeats + 1):
-                for name, call in runs.items():
-                    start = time.perf_counter()
-                    call()
-                    if repeat:
-                        times[name].append(time.perf_counter() - start)
-                tell("timing", number * (repeats + 1) + repeat + 1, (repeats + 1) * len(_lengths(lengths)))
-            dense = statistics.median(times["sdpa"])
+
+            def tick() -> None:
+                nonlocal done
+                done += 1
+                tell("timing", done, (repeats + 1) * len(_lengths(lengths)))
+
+            times = interleaved(runs, repeats, tick)
             for name, taken in times.items():
-                median = statistics.median(taken)
-                rows.append({"tokens": length, "mechanism": name, "seconds": median, "ratio": dense / median})
+                rows.append({"tokens": length, "mechanism": name, "seconds": taken, "ratio": times["sdpa"] / taken})
     if as_json:
         print(json.dumps(rows))
         return
@@ -233,6 +240,7 @@ def inspect_command(
     model: Model,
     text: Text = None,
     length: int = 512,
+    extend_positions: Extend = False,
     mechanism: str = "near-far",
     worst: Annotated[int, typer.Option(help="How many heads to print.")] = 15,
     as_json: Json = False,
@@ -241,7 +249,7 @@ def inspect_command(
     chosen = coterie.as_mechanism(mechanism)
     source = inputs.read_text(text) if text else inputs.documentation()
     with _spinner(f"loading {model}"):
-        loaded = inputs.load_model(model)
+        loaded = inputs.load_model(model, length if extend_positions else None)
         batch = inputs.cut(loaded, source, [length], 2)[0][0]
     from coterie.report import head_errors
 

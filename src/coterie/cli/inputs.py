@@ -32,8 +32,8 @@ class Loaded:
         return bool(self.model.can_generate()) and not self.model.config.is_encoder_decoder
 
 
-def load_model(name: str) -> Loaded:
-    """A folder, a hub name, a folder with a GGUF file, or "demo"."""
+def load_model(name: str, positions: int | None = None) -> Loaded:
+    """A folder, a hub name, a folder with a GGUF file, or "demo"; its table of positions made long enough if asked."""
     from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
@@ -54,6 +54,12 @@ def load_model(name: str) -> Loaded:
         tokenizer = AutoTokenizer.from_pretrained(source, **settings)
     except (OSError, ValueError, ImportError) as error:
         raise UserError(f"{name} could not be loaded: {str(error).splitlines()[0]}") from error
+    limit = position_limit(model)
+    if positions is not None and limit is not None and positions > limit:
+        from coterie.hf import extend_positions
+
+        extend_positions(model, positions)
+        tokenizer.model_max_length = positions
     return Loaded(name, model, tokenizer)
 
 
@@ -88,12 +94,15 @@ def documentation() -> str:
     return "\n\n".join(sorted(pydoc_data.topics.topics.values(), key=len, reverse=True))
 
 
-def cut(loaded: Loaded, text: str, lengths: list[int], count: int) -> tuple[list[Any], list[Any]]:
-    """Batches of one sequence, `count` of each length: two thirds to fit on, and the others held out."""
+def cut(loaded: Loaded, text: str, lengths: list[int], count: int, together: int = 1) -> tuple[list[Any], list[Any]]:
+    """Batches of `together` sequences, `count` sequences of each length: two thirds to fit on, the others held out."""
     limit = position_limit(loaded.model)
     for length in lengths:
         if limit is not None and length > limit:
-            raise UserError(f"{loaded.name} has {limit} positions, so a length of {length} tokens is too long for it.")
+            raise UserError(
+                f"{loaded.name} has {limit} positions, so a length of {length} tokens is too long for it; "
+                "a learned table of positions can be stretched with --extend-positions."
+            )
     before, after = _special(loaded.tokenizer)
     special = len(before) + len(after)
     ids = loaded.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
@@ -107,11 +116,14 @@ def cut(loaded: Loaded, text: str, lengths: list[int], count: int) -> tuple[list
     held_out: list[Any] = []
     at = 0
     for length in lengths:
-        for index in range(count):
-            piece = torch.tensor([[*before, *ids[at : at + length - special], *after]])
+        pieces = []
+        for _ in range(count):
+            pieces.append(torch.tensor([*before, *ids[at : at + length - special], *after]))
             at += length - special
-            batch = {"input_ids": piece, "attention_mask": torch.ones_like(piece)}
-            (held_out if index >= count - max(1, count // 3) else fitted).append(batch)
+        last = count - max(1, count // 3)
+        for part, batches in ((pieces[:last], fitted), (pieces[last:], held_out)):
+            for stacked in torch.stack(part).split(together):
+                batches.append({"input_ids": stacked, "attention_mask": torch.ones_like(stacked)})
     return fitted, held_out
 
 

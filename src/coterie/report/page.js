@@ -1,6 +1,6 @@
 // Draw the figures in the colours of the theme, and again when it changes.
 const root = document.documentElement;
-const figures = JSON.parse(document.getElementById("figures").textContent);
+const { figures, meetings } = JSON.parse(document.getElementById("data").textContent);
 const preference = matchMedia("(prefers-color-scheme: dark)");
 
 function isDark() {
@@ -24,6 +24,10 @@ function draw() {
 
 document.getElementById("theme").addEventListener("click", () => {
   root.dataset.theme = isDark() ? "light" : "dark";
+  draw();
+});
+document.getElementById("module")?.addEventListener("change", (event) => {
+  figures.meetings.data[0].z = meetings[event.target.value];
   draw();
 });
 preference.addEventListener("change", draw);

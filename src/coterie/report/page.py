@@ -27,7 +27,8 @@ def page(found: Fit, pictures: Pictures, *, model: str, command: str) -> str:
     figures = {"candidates": _candidates(found), "lengths": _lengths(found), "heads": _heads(pictures)}
     if pictures.meetings:
         figures["meetings"] = _meetings(pictures)
-    data = json.dumps({name: json.loads(figure.to_json()) for name, figure in figures.items()}).replace("</", "<\\/")
+    drawn = {name: json.loads(figure.to_json()) for name, figure in figures.items()}
+    data = json.dumps({"figures": drawn, "meetings": pictures.meetings}).replace("</", "<\\/")
     attention, whole = found.speedups
     verdict = ("good", "holds") if found.holds else ("bad", "does not hold")
     cards = [
@@ -57,10 +58,7 @@ def page(found: Fit, pictures: Pictures, *, model: str, command: str) -> str:
         _section("Which heads are hard", _plot("heads")),
     ]
     if pictures.meetings:
-        where = (
-            f"{html.escape(pictures.module)}, head {pictures.head}, {html.escape(pictures.mechanisms[pictures.module])}"
-        )
-        sections.append(_section("Who meets whom", f"<p>The hardest head: {where}.</p>" + _plot("meetings")))
+        sections.append(_section("Who meets whom", _chooser(pictures) + _plot("meetings")))
     sections.append(
         _section(
             "Everything that was tried", f"<details><summary>{len(found.table)} rows</summary>{_table(found)}</details>"
@@ -79,7 +77,7 @@ def page(found: Fit, pictures: Pictures, *, model: str, command: str) -> str:
         f"<title>Coterie: {html.escape(model)}</title><style>{_file('page.css')}</style></head><body><main>"
         f"<header><h1>{html.escape(model)}: attention at fidelity {found.fidelity}</h1>"
         "<button id=theme type=button>Light / dark</button></header>"
-        f"{''.join(sections)}</main><script type=application/json id=figures>{data}</script>"
+        f"{''.join(sections)}</main><script type=application/json id=data>{data}</script>"
         f"<script>{get_plotlyjs()}</script><script>{_file('page.js')}</script></body></html>"
     )
 
@@ -94,6 +92,16 @@ def _section(title: str, body: str) -> str:
 
 def _plot(name: str) -> str:
     return f"<div class=plot id={name} role=img aria-label={name}></div>"
+
+
+def _chooser(pictures: Pictures) -> str:
+    """A list of modules; the page draws the one that is chosen."""
+    options = (
+        f"<option value='{html.escape(name)}'>{html.escape(name)}, head {pictures.hardest(name)}: "
+        f"{html.escape(pictures.mechanisms[name])}</option>"
+        for name in pictures.meetings
+    )
+    return f"<p><label>The hardest head of <select id=module>{''.join(options)}</select></label></p>"
 
 
 def _choices(found: Fit) -> str:
@@ -133,7 +141,7 @@ def _rows(head: list[str], rows: list[list[str]], left: set[int]) -> str:
         return "<tr>" + "".join(f"<{tag}{kind}>{html.escape(x)}" for kind, x in zip(kinds, cells, strict=True))
 
     body = "".join(line("td", row) for row in rows)
-    return f"<div class=scroll><table>{line('th', head) if head else ''}{body}</table></div>"
+    return f"<div class=scroll tabindex=0><table>{line('th', head) if head else ''}{body}</table></div>"
 
 
 def _number(x: float) -> str:
@@ -187,6 +195,8 @@ def _heads(pictures: Pictures) -> Any:
 
 
 def _meetings(pictures: Pictures) -> Any:
-    figure = go.Figure(go.Heatmap(z=pictures.meetings, colorscale="Blues", showscale=False))
-    figure.update_traces(hovertemplate="queries %{y}, keys %{x}: %{z:.0%} meet<extra></extra>")
-    return figure.update_layout(xaxis_title="keys", yaxis_title="queries", yaxis_autorange="reversed", margin={"t": 10})
+    first = next(iter(pictures.meetings.values()))
+    figure = go.Figure(go.Heatmap(z=first, colorscale="Blues", zmin=0, zmax=1, showscale=False))
+    figure.update_traces(hovertemplate="queries %{y}, keys %{x}: a pair meets %{z} times<extra></extra>")
+    axes = {"xaxis_title": "keys, from first to last", "yaxis_title": "queries", "yaxis_autorange": "reversed"}
+    return figure.update_layout(xaxis_showticklabels=False, yaxis_showticklabels=False, margin={"t": 10}, **axes)

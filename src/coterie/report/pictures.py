@@ -1,4 +1,4 @@
-"""What the report draws: the error of every head, and who meets whom in the hardest one."""
+"""What the report draws: the error of every head, and who meets whom in the hardest one of each module."""
 
 from __future__ import annotations
 
@@ -14,28 +14,29 @@ from coterie.fitting.fit import Fit
 from coterie.fitting.hosts import DENSE, host_of
 from coterie.mechanisms import Full, Mechanism, NearFar, as_mechanism
 from coterie.observe import Seen, observing
-from coterie.tiles import count_pairs
+from coterie.plan import Plan
+from coterie.tiles import PlanTiles
 
 _ROWS = 64  # queries whose entropy is looked at
-_GRID = 160  # cells of the picture of a plan
+_GRID = 128  # cells of the picture of a plan
 
 
 @dataclass(frozen=True)
 class Pictures:
-    """The error of every head by module, and the picture of one plan."""
+    """By module: the error of every head, the mechanism it was made with, and the plan of its hardest head."""
 
     errors: dict[str, list[float]]
     mechanisms: dict[str, str]
-    module: str
-    head: int
-    meetings: list[list[float]]  # share of pairs that meet in each cell
+    meetings: dict[str, list[list[float]]]  # how often a pair meets, on average over each cell of a grid
+
+    def hardest(self, module: str) -> int:
+        """The head with the largest error."""
+        return max(range(len(self.errors[module])), key=self.errors[module].__getitem__)
 
     @staticmethod
     def of(model: Any, found: Fit, batch: Any, tell: Callable[[str, int, int], None]) -> Pictures:
         """Run one batch densely, and the chosen mechanisms on the way; near-far where dense attention was chosen."""
-        errors: dict[str, list[float]] = {}
-        used: dict[str, str] = {}
-        hardest: dict[str, Any] = {"error": -1.0}
+        pictures = Pictures({}, {}, {})
 
         def look(name: str, seen: Seen) -> None:
             spec = found.choices.get(name, DENSE)
@@ -43,17 +44,16 @@ class Pictures:
             exact = seen.attend(Full())
             try:
                 each = _relative(seen.attend(mechanism), exact)
-            except ValueError:  # what near-far cannot do stays dense: nothing is lost there
-                each = torch.zeros(exact.shape[1])
-            errors[name], used[name] = each.tolist(), str(mechanism)
-            tell("pictures", len(errors), len(found.choices))
-            if float(each.max()) > hardest["error"]:
-                head = int(each.argmax())
+            except ValueError as refusal:  # it stays dense, where nothing is lost
+                pictures.errors[name], pictures.mechanisms[name] = [0.0] * exact.shape[1], f"dense: {refusal}"
+            else:
+                pictures.errors[name], pictures.mechanisms[name] = each.tolist(), str(mechanism)
                 plan = mechanism.plan(seen.q[:1], seen.k[:1], **_planning(seen))
-                hardest.update(error=float(each.max()), module=name, head=head, meetings=_shrink(plan, head))
+                pictures.meetings[name] = _shrink(plan, pictures.hardest(name))
+            tell("pictures", len(pictures.errors), len(found.choices))
 
         _watch(model, batch, look)
-        return Pictures(errors, used, hardest.get("module", ""), hardest.get("head", 0), hardest.get("meetings", []))
+        return pictures
 
 
 @torch.no_grad()
@@ -118,8 +118,18 @@ def _planning(seen: Seen) -> dict[str, Any]:
     return found
 
 
-def _shrink(plan: Any, head: int) -> list[list[float]]:
-    """Who meets whom in one head, directly and not through a mean, averaged over cells."""
-    met = (count_pairs(plan)[0, head, : plan.num_queries, : plan.num_keys] > 0).float()
-    grid = min(_GRID, *met.shape)
-    return [[round(x, 3) for x in row] for row in F.adaptive_avg_pool2d(met[None, None], grid)[0, 0].tolist()]
+def _shrink(plan: Plan, head: int) -> list[list[float]]:
+    """How often pairs of one head meet directly (not through a mean), averaged over the cells of a grid."""
+    shape = (min(_GRID, plan.num_queries), min(_GRID, plan.num_keys))
+    met = torch.zeros(shape[0] * shape[1], dtype=torch.float64)
+    for tile in PlanTiles(plan)():
+        own = tile.heads == head
+        rows, keys, meets = tile.rows[own][:, :, None], tile.keys[own][:, None, :], tile.meets[own]
+        real = meets & (rows < plan.num_queries) & (keys < plan.num_keys)
+        cell = rows * shape[0] // plan.num_queries * shape[1] + keys * shape[1] // plan.num_keys
+        met += torch.bincount(cell.expand(real.shape)[real], minlength=met.numel())
+    sizes = [
+        torch.bincount(torch.arange(n) * cells // n)
+        for n, cells in zip((plan.num_queries, plan.num_keys), shape, strict=True)
+    ]
+    return [[round(x, 2) for x in row] for row in (met.view(shape) / (sizes[0][:, None] * sizes[1])).tolist()]

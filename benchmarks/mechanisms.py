@@ -1,4 +1,4 @@
-"""`make demo`: every mechanism on tensors of real size, its error against dense attention, what it meets, its time."""
+"""`make mechanisms`: every mechanism on tensors of real size: error against dense attention, pairs met, time."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from rich.progress import track
 from rich.table import Table
 
 import coterie
-from benchmarks.measure import interleaved, peaked_tensors, relative_error
+from benchmarks.measure import peaked_tensors, relative_error
 from coterie import Mechanism
+from coterie.timing import interleaved
 
 MECHANISMS: list[Mechanism] = [
     coterie.Smyrf(rounds=2, cluster_size=64),
