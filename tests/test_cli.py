@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import resource
 import signal
 import subprocess
 import sys
@@ -105,7 +106,7 @@ def test_bench_mechanisms_and_doctor():
         (("fit", "demo", "--fidelity", "0"), "--fidelity must be in (0, 1], not 0.0."),
         (("fit", "demo", "--lengths", "a"), "--lengths must be numbers separated by commas, not 'a'."),
         (("fit", "demo", "--lengths", "0"), "--lengths must be positive, not '0'."),
-        (("fit", "demo", "--lengths", "513"), "demo has 512 positions, so a length of 513 tokens is too long for it."),
+        (("fit", "demo", "--lengths", "513"), "demo has 512 positions, so a length of 513 tokens is too long for it;"),
         (("fit", "demo", "--text", "{folder}/empty.txt"), "the text is empty."),
         (("fit", "demo", "--text", "{folder}/binary"), "binary is not UTF-8 text."),
         (("fit", "demo", "--text", "{folder}/zeros"), "zeros is a binary file, not text."),
@@ -113,6 +114,8 @@ def test_bench_mechanisms_and_doctor():
         (("fit", "demo", "--text", "{folder}/short.txt"), "the text has 2 tokens, and 6 sequences of each length need"),
         (("fit", "demo", "--measure", "loss", "--lengths", "20"), "as the model predicts no next token"),
         (("run", "demo", "--fit", "{folder}/short.txt"), "is not what 'coterie fit --save' writes."),
+        (("run", "demo", "--fit", "{folder}/missing"), "missing cannot be read: No such file or directory."),
+        (("run", "demo", "--extend-positions"), "--extend-positions needs a --length to extend them to."),
         (("inspect", "demo", "--mechanism", "nearest"), "mechanism: expected one of"),
     ],
 )
@@ -129,6 +132,44 @@ def test_bad_input_is_one_sentence_and_exit_code_1(arguments, message, tmp_path)
     assert said.lstrip().startswith("error: ")
     assert "Traceback" not in said
     assert len(said.strip().splitlines()) == 1
+
+
+def test_longer_than_its_positions_if_asked(tmp_path):
+    found = json.loads(
+        coterie(
+            *("fit", "demo", "--lengths", "600", "--sequences", "3", "--batch", "2", "--extend-positions", "--json"),
+            *("--save", tmp_path / "fit.json"),
+        )
+    )
+    assert [at["tokens"] for at in found["lengths"]] == [600]
+    assert found["held_out"] >= 0.99
+    arguments = ("run", "demo", "--fit", tmp_path / "fit.json", "--length", "600", "--extend-positions", "--json")
+    (tmp_path / "long.txt").write_text("Clustered attention. " * 400)
+    assert json.loads(coterie(*arguments, "--text", tmp_path / "long.txt"))["tokens"] == 600
+
+
+def test_the_shell_completes_commands(monkeypatch):
+    monkeypatch.setenv("_COTERIE_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "coterie in")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    assert coterie().split() == ["inspect"]
+
+
+def test_out_of_memory_is_one_sentence():
+    """16 GB of tensors in a process that may have 8."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+
+    done = subprocess.run(
+        [*COMMAND, "bench", "local", "--lengths", "2700000"],
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=limit,
+    )
+    assert done.returncode == 1
+    assert done.stderr.strip() == "error: there is not enough memory for this: try shorter --lengths."
 
 
 def test_debug_shows_the_traceback():

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import coterie
 from coterie.fitting.hosts import DENSE
-from coterie.fitting.profile import Tried
+from coterie.fitting.profile import Profile, Shape, Tried
 from coterie.fitting.search import cheapest, path
 
 
@@ -194,3 +194,44 @@ def test_fits_a_language_model_by_its_loss_and_stores_the_choice(tmp_path):
     loaded = transformers.LlamaForCausalLM(model.config).eval()
     coterie.hf.load(loaded, tmp_path / "fit.json")
     assert loaded.config.coterie["modules"] == found.choices
+
+
+def test_a_candidate_that_pays_only_for_long_inputs_is_dense_below():
+    short, long = (Shape(i, (1, 2, n, 8), (1, 2, n, 8), False) for i, n in enumerate((100, 900)))
+    profile = Profile(
+        errors={("a", "local"): {short: [9.0], long: [0.02, 0.04]}, ("a", "slow"): {short: [1.0]}},
+        times={
+            (short, "dense"): [1.0],
+            (long, "dense"): [10.0],
+            (short, "local"): [2.0, 3.0, 4.0],
+            (long, "local"): [5.0],
+            (short, "slow"): [3.0],
+            (long, "slow"): [20.0, 21.0, 22.0],
+        },
+        shapes={"a": [short, long]},
+        refused={("a", "odd"): "why"},
+        slow={(long, "slow")},
+    )
+    dense, local, slow, odd = profile.table(["local", "slow", "odd"])
+    assert (dense.error, dense.seconds) == (0.0, 11.0)
+    assert (local.mechanism, local.seconds) == ("local@900", 6.0)
+    assert local.error == pytest.approx((0.03 / 2) ** 0.5)
+    assert (slow.mechanism, slow.seconds, slow.note) == ("slow", 24.0, "slower than dense")
+    assert odd.note == "why"
+    assert math.isnan(odd.seconds)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+def test_short_inputs_of_a_hugging_face_model_run_its_own_attention():
+    pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
+    import coterie.hf
+    from tests.families import BY_NAME
+
+    model = BY_NAME["bert"].build()
+    seen = []
+    coterie.hf.use(model, "local:window=9@70")
+    with coterie.observing(seen.append), torch.no_grad():
+        for length in (69, 70):
+            model(input_ids=torch.randint(3, 99, (1, length)))
+    assert [call.q.shape[2] for call in seen] == [70] * len(coterie.hf.attention_modules(model))
+    assert "local:window=9@70" in str(model.config.coterie)

@@ -437,3 +437,49 @@ BAD = [
 def test_bad_hyper_parameters(make, error, message):
     with pytest.raises(error, match=message):
         make()
+
+
+# --- long inputs alone ------------------------------------------------------------------------------------------------
+
+
+def test_at_least_is_dense_below_and_the_other_from_there_on():
+    mechanism = coterie.as_mechanism("smyrf:rounds=2,cluster_size=16@61")
+    for length, runs in ((60, coterie.Full()), (61, coterie.Smyrf(rounds=2, cluster_size=16))):
+        q, k, v = torch.randn(3, 2, 3, length, 8, dtype=cases.DTYPE).unbind(0)
+        for causal in (False, True):
+            found = coterie.attention(q, k, v, mechanism, is_causal=causal)
+            assert torch.equal(found, coterie.attention(q, k, v, runs, is_causal=causal))
+
+
+def test_at_least_as_string_and_json():
+    mechanism = coterie.AtLeast(128, coterie.NearFar(near=8))
+    assert str(mechanism) == "near-far:near=8@128"
+    for form in (str(mechanism), mechanism.to_dict(), mechanism.to_json()):
+        assert coterie.as_mechanism(form) == mechanism
+    q = torch.randn(1, 1, 200, 8)
+    with pytest.raises(ValueError, match="is_causal: expected False"):
+        coterie.as_mechanism("clustered@999").plan(q, q, is_causal=True)
+
+
+@pytest.mark.parametrize(
+    "spec", ["local@", "local@x", "local@-3", "local@0", "local@1@2", {"mechanism": "local", "at_least": 0}]
+)
+def test_at_least_needs_a_length(spec):
+    with pytest.raises(ValueError, match=r"mechanism: expected a number of keys after '@'|length: expected"):
+        coterie.as_mechanism(spec)
+
+
+def test_at_least_holds_one_mechanism():
+    for inner in (coterie.AtLeast(5, coterie.Full()), "local"):
+        with pytest.raises(TypeError, match="inner: expected"):
+            coterie.AtLeast(9, inner)
+
+
+def test_at_least_draws_anew_in_training_alone():
+    layer = coterie.nn.MultiheadAttention(
+        16, 2, batch_first=True, mechanism="smyrf:rounds=1,cluster_size=8,resample=true@9"
+    )
+    x = torch.randn(1, 40, 16)
+    assert not torch.equal(layer(x, x, x)[0], layer(x, x, x)[0])
+    layer.eval()
+    assert torch.equal(layer(x, x, x)[0], layer(x, x, x)[0])

@@ -10,6 +10,7 @@ from coterie.engine import Attended, backends, grouped_attention
 from coterie.fitting import Fit, fit
 from coterie.functional import attention, attention_varlen
 from coterie.mechanisms import (
+    AtLeast,
     Clustered,
     Full,
     ImprovedClustered,
@@ -30,6 +31,7 @@ from coterie.observe import Seen, observing
 from coterie.plan import Means, Plan, Round
 
 __all__ = [
+    "AtLeast",
     "Attended",
     "Clustered",
     "Fit",

@@ -255,6 +255,8 @@ class _Run:
                 f"Nothing pays at {', '.join(map(str, sorted(set(map(length_of, self.fitted)))))} tokens: "
                 "dense attention is kept everywhere."
             )
+        elif any("@" in spec for spec in choices.values()):
+            notes.append('Shorter inputs stay dense: "@2048" means from 2,048 keys on.')
         if chosen not in scores:
             scores[chosen] = min(self._score(scale, plans[chosen], modules, here).values())
         return Fit(

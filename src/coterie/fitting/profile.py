@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -29,39 +29,60 @@ class Tried:
     note: str = ""
 
 
+class Shape(NamedTuple):
+    """What an attention call looked like."""
+
+    batch: int
+    queries: tuple[int, ...]
+    keys: tuple[int, ...]
+    causal: bool
+
+
 @dataclass
 class Profile:
     """What was seen in a module: squared errors of candidates, and their times by shape and batch."""
 
-    errors: dict[tuple[str, str], list[float]] = field(default_factory=dict)
-    times: dict[tuple[Any, str], list[float]] = field(default_factory=dict)
-    shapes: dict[str, list[Any]] = field(default_factory=dict)  # of a module, one for each call
+    errors: dict[tuple[str, str], dict[Shape, list[float]]] = field(default_factory=dict)
+    times: dict[tuple[Shape, str], list[float]] = field(default_factory=dict)
+    shapes: dict[str, list[Shape]] = field(default_factory=dict)  # of a module, one for each call
     refused: dict[tuple[str, str], str] = field(default_factory=dict)
-    slow: set[tuple[Any, str]] = field(default_factory=set)  # for this shape, slower than dense
-
-    def seconds(self, module: str, mechanism: str) -> float:
-        """The time of a module's calls."""
-        return sum(statistics.median(self.times[shape, mechanism]) for shape in self.shapes[module])
+    slow: set[tuple[Shape, str]] = field(default_factory=set)  # for this shape, slower than dense
 
     def table(self, candidates: list[str]) -> list[Tried]:
         """Everything that was tried; dense attention first."""
         rows = []
-        for module in self.shapes:
-            rows.append(Tried(module, DENSE, 0.0, self.seconds(module, DENSE)))
-            for name in candidates:
-                if (module, name) in self.refused:
-                    rows.append(Tried(module, name, float("nan"), float("nan"), self.refused[module, name]))
-                elif any((shape, name) in self.slow for shape in self.shapes[module]):
-                    known = self.errors.get((module, name))
-                    error = statistics.fmean(known) ** 0.5 if known else float("nan")
-                    rows.append(Tried(module, name, error, self._known(module, name), "slower than dense"))
-                else:
-                    error = statistics.fmean(self.errors[module, name]) ** 0.5
-                    rows.append(Tried(module, name, error, self.seconds(module, name)))
+        for module, shapes in self.shapes.items():
+            rows.append(Tried(module, DENSE, 0.0, sum(self._seconds(shape, DENSE) for shape in shapes)))
+            rows += [self._row(module, name) for name in candidates]
         return rows
 
-    def _known(self, module: str, name: str) -> float:
-        return sum(statistics.median(self.times[s, name]) for s in self.shapes[module] if (s, name) in self.times)
+    def _row(self, module: str, name: str) -> Tried:
+        """A candidate, dense at the lengths where it does not pay."""
+        if (module, name) in self.refused:
+            return Tried(module, name, float("nan"), float("nan"), self.refused[module, name])
+        shapes, errors = self.shapes[module], self.errors.get((module, name), {})
+        lengths = sorted({shape.keys[2] for shape in shapes})
+        first = next((n for n in lengths if all(self._pays(module, name, m) for m in lengths if m >= n)), None)
+        if first is None:
+            known = [statistics.fmean(each) for each in errors.values()]
+            error = statistics.fmean(known) ** 0.5 if known else float("nan")
+            seconds = sum(self._seconds(shape, name) for shape in shapes)
+            return Tried(module, name, error, seconds, "slower than dense")
+        long = [shape for shape in shapes if shape.keys[2] >= first]
+        short = [shape for shape in shapes if shape.keys[2] < first]
+        seconds = sum(self._seconds(s, name) for s in long) + sum(self._seconds(s, DENSE) for s in short)
+        error = (sum(statistics.fmean(errors[shape]) for shape in long) / len(shapes)) ** 0.5
+        return Tried(module, f"{name}@{first}" if short else name, error, seconds)
+
+    def _seconds(self, shape: Shape, name: str) -> float:
+        return statistics.median(self.times[shape, name])
+
+    def _pays(self, module: str, name: str, keys: int) -> bool:
+        """Whether a candidate is faster than dense attention with so many keys."""
+        shapes = [shape for shape in self.shapes[module] if shape.keys[2] == keys]
+        if any((shape, name) in self.slow for shape in shapes):
+            return False
+        return sum(self._seconds(s, name) for s in shapes) < sum(self._seconds(s, DENSE) for s in shapes)
 
 
 @torch.no_grad()
@@ -95,7 +116,7 @@ def _try(
     if not isinstance(seen.mechanism, Full) and seen.mechanism != "full":
         return  # a sliding window, which stays as it is
     tick()
-    shape = (index, tuple(seen.q.shape), tuple(seen.k.shape), bool(seen.settings["is_causal"]))
+    shape = Shape(index, tuple(seen.q.shape), tuple(seen.k.shape), bool(seen.settings["is_causal"]))
     found.shapes.setdefault(module, []).append(shape)
     exact = seen.attend(Full()).double()
     size = float(exact.square().sum())
@@ -115,7 +136,7 @@ def _try(
         times = found.times.setdefault((shape, name), [])
         times.append(taken)
         squared = float((out.double() - exact).square().sum()) / max(size, 1e-300)
-        found.errors.setdefault((module, name), []).append(squared)
+        found.errors.setdefault((module, name), {}).setdefault(shape, []).append(squared)
         if len(times) >= 3 and min(times) > dense:
             found.slow.add((shape, name))
 

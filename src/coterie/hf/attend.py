@@ -13,7 +13,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from coterie.functional import attention
 from coterie.hf import choice
 from coterie.hf.masks import Rules, coterie_mask
-from coterie.mechanisms import Local, Mechanism
+from coterie.mechanisms import AtLeast, Local, Mechanism
 
 NAME = "coterie"
 FEW_QUERIES = 16  # so few queries with a cache in front are answered densely: there is nothing to group
@@ -61,6 +61,8 @@ def attend(
     _refuse(module, rest)
     choice.count(module)
     mechanism = choice.of(module)
+    if isinstance(mechanism, AtLeast):
+        mechanism = mechanism.inner if key.shape[2] >= mechanism.length else None
     call = Call(module, query, key, value, scaling, dropout)
     causal = is_causal if is_causal is not None else bool(getattr(module, "is_causal", False))
     rules = _rules(call, attention_mask, causal)

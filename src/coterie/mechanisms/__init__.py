@@ -12,8 +12,10 @@ from coterie.mechanisms.local import Local  # isort: skip
 from coterie.mechanisms.longformer import Longformer  # isort: skip
 from coterie.mechanisms.topk import TopK  # isort: skip
 from coterie.mechanisms.full import Full  # isort: skip
+from coterie.mechanisms.at_least import AtLeast  # isort: skip
 
 __all__ = [
+    "AtLeast",
     "Clustered",
     "Full",
     "ImprovedClustered",

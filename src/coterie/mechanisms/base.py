@@ -257,8 +257,8 @@ def self_query_mask(query_mask: Tensor | None, key_mask: Tensor | None, sizes: S
 
 def register(name: str) -> Callable[[_Class], _Class]:
     """Class decorator: let strings, JSON and `list_mechanisms` know a mechanism by this name."""
-    plain = isinstance(name, str) and name and name == name.lower() and not set(name) & set(":,= ")
-    expect(bool(plain), "name", "a lower-case name without ':', ',', '=' or spaces", repr(name))
+    plain = isinstance(name, str) and name and name == name.lower() and not set(name) & set(":,=@ ")
+    expect(bool(plain), "name", "a lower-case name without ':', ',', '=', '@' or spaces", repr(name))
 
     def enter(cls: _Class) -> _Class:
         known = _REGISTRY.get(name)
@@ -320,6 +320,8 @@ def as_mechanism(spec: object) -> Mechanism:
     Smyrf(rounds=2, cluster_size=32, transform='smyrf', hash='projection', duplicates='count', seed=0, resample=False)
     >>> str(coterie.TopK(k=8)), coterie.as_mechanism({"mechanism": "topk", "k": 8})
     ('topk:k=8', TopK(k=8))
+
+    A string that ends in "@1024", or the key "at_least" in JSON, means: from 1,024 keys on, and dense below.
     """
     if isinstance(spec, Mechanism):
         return spec
@@ -337,8 +339,10 @@ def as_mechanism(spec: object) -> Mechanism:
             "a dict with the key 'mechanism'",
             sorted(map(str, settings)),
         )
-        return _make(settings.pop("mechanism"), settings)
-    name, _, rest = str(spec).partition(":")
+        return _from(settings.pop("at_least", None), _make(settings.pop("mechanism"), settings))
+    plain, at, length = str(spec).partition("@")
+    expect(not at or length.isdecimal(), "mechanism", "a number of keys after '@'", repr(spec))
+    name, _, rest = plain.partition(":")
     settings = {}
     for item in filter(None, (part.strip() for part in rest.split(","))):
         field, equals, value = item.partition("=")
@@ -346,4 +350,12 @@ def as_mechanism(spec: object) -> Mechanism:
         field = field.strip()
         expect(field not in settings, "mechanism", f"{field!r} only once", repr(spec))
         settings[field] = _read(value)
-    return _make(name, settings)
+    return _from(int(length) if at else None, _make(name, settings))
+
+
+def _from(length: int | None, mechanism: Mechanism) -> Mechanism:
+    if length is None:
+        return mechanism
+    from coterie.mechanisms.at_least import AtLeast  # which is a mechanism itself
+
+    return AtLeast(length, mechanism)

@@ -52,7 +52,7 @@ def window_of(size: int, causal: bool) -> tuple[int, int]:
 @register("local")
 @dataclass(frozen=True)
 class Local(Mechanism):
-    """A window: query i meets the keys j with `|i − j| ≤ window // 2`; causal, the last `window` keys, its own included.
+    """A window: query i meets keys j with `|i − j| ≤ window // 2`; causal, the last `window` keys, its own included.
 
     Positions are indices, padding counted. With Nq ≠ Nk, query i sits at key position i + causal_offset, also when
     not causal; the default is Nk − Nq. O(N·window). Causality: `strict`.
