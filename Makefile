@@ -25,7 +25,8 @@ chromium:
 
 # The main job: fit MiniLM at a fidelity of 0.99 on Python's documentation, and write report.html.
 demo: setup
-	$(BIN)/coterie fit demo --fidelity 0.99 --out report.html --save coterie.json
+	$(BIN)/coterie fit demo --fidelity 0.99 --lengths 512,2048,4096 --extend-positions --sequences 3 \
+		--out report.html --save coterie.json
 
 # Every mechanism against dense attention on tensors of real size.
 mechanisms: setup

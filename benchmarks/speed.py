@@ -235,7 +235,10 @@ def main() -> None:
         console.print(f"{name}: not measured ({reason})")
     rows = sweep([int(part) for part in options.lengths.split(",")], options.repeats, others, console)
     for backward in (False, True):
-        console.print(_table(rows, backward))
+        when = "forward + backward" if backward else "forward"
+        mine = [row for row in rows if row["backward"] == backward]
+        console.print(_table(f"ms, {when}", mine, "seconds", 1e3, ".1f"))
+        console.print(_table(f"peak MB, {when}", mine, "peak_bytes", 1e-6, ".0f"))
     figure_8 = constant_tokens(options.repeats)
     options.out.mkdir(exist_ok=True)
     settings = {
@@ -253,23 +256,17 @@ def main() -> None:
     console.print(f"wrote {options.out}/bench.json, constant_tokens.png, lengths.png")
 
 
-def _table(rows: list[dict[str, Any]], backward: bool) -> Table:
-    rows = [row for row in rows if row["backward"] == backward]
+def _table(title: str, rows: list[dict[str, Any]], what: str, unit: float, form: str) -> Table:
+    """A row for each candidate, a column for each length; "–" where it was not measured."""
     lengths = list(dict.fromkeys(row["length"] for row in rows))
-    table = Table(title=f"ms (peak MB), {'forward + backward' if backward else 'forward'}")
+    table = Table(title=title)
     table.add_column("candidate", no_wrap=True)
     for length in lengths:
         table.add_column(f"{length:,}", justify="right", no_wrap=True)
     for name in dict.fromkeys(row["candidate"] for row in rows):
-        cells = {row["length"]: row for row in rows if row["candidate"] == name}
-
-        def cell(length: int, cells: dict[int, dict[str, Any]] = cells) -> str:
-            if length not in cells:
-                return "–"
-            peak = cells[length]["peak_bytes"]
-            return f"{cells[length]['seconds'] * 1e3:.1f}" + ("" if peak is None else f" ({peak / 1e6:.0f})")
-
-        table.add_row(name, *(cell(length) for length in lengths))
+        found = {row["length"]: row[what] for row in rows if row["candidate"] == name}
+        cells = (found.get(length) for length in lengths)
+        table.add_row(name, *("–" if cell is None else format(cell * unit, form) for cell in cells))
     return table
 
 

@@ -28,10 +28,11 @@ def default_candidates(seed: int = 0) -> list[Mechanism]:
     """What is tried unless a user says otherwise."""
     return [
         *(NearFar(near=near, seed=seed) for near in (16, 32, 64, 128, 256)),
+        Smyrf(rounds=1, cluster_size=32, seed=seed),
         *(Smyrf(rounds=rounds, cluster_size=64, seed=seed) for rounds in (2, 8)),
         ImprovedClustered(clusters=100, topk=64, space="euclidean", seed=seed),
-        Local(window=128),
-        Longformer(window=256, global_tokens=4),
+        *(Local(window=window) for window in (64, 128, 256)),
+        *(Longformer(window=window, global_tokens=4) for window in (256, 512)),
     ]
 
 
@@ -256,7 +257,7 @@ class _Run:
                 "dense attention is kept everywhere."
             )
         elif any("@" in spec for spec in choices.values()):
-            notes.append('Shorter inputs stay dense: "@2048" means from 2,048 keys on.')
+            notes.append("Short inputs stay dense: the number after '@' is that of keys from which a mechanism runs.")
         if chosen not in scores:
             scores[chosen] = min(self._score(scale, plans[chosen], modules, here).values())
         return Fit(

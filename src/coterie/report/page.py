@@ -16,6 +16,8 @@ from coterie.fitting.fit import Fit, write_whole
 from coterie.fitting.hosts import DENSE
 from coterie.report.pictures import Pictures
 
+_SYMBOLS = ("circle", "diamond", "square", "triangle-up")
+
 
 def write(path: Path, found: Fit, pictures: Pictures, *, model: str, command: str) -> None:
     """Write the report, whole or not at all."""
@@ -157,8 +159,9 @@ def _candidates(found: Fit) -> Any:
             total[1] += row.error
             total[2] += 1
     figure = go.Figure()
-    for name, (milliseconds, error, count) in sums.items():
-        figure.add_scatter(x=[milliseconds], y=[error / count], name=name, mode="markers", marker={"size": 12})
+    for index, (name, (milliseconds, error, count)) in enumerate(sums.items()):
+        marker = {"size": 12, "symbol": _SYMBOLS[index // 10 % len(_SYMBOLS)]}  # colours repeat after ten
+        figure.add_scatter(x=[milliseconds], y=[error / count], name=name, mode="markers", marker=marker)
     layout = {"xaxis_title": "attention of all modules, ms", "yaxis_title": "mean relative error", "margin": {"t": 10}}
     return figure.update_layout(legend={"orientation": "h", "y": -0.25}, **layout)
 
@@ -171,9 +174,20 @@ def _lengths(found: Fit) -> Any:
     figure.add_scatter(x=tokens, y=speed, name="speed-up of the model", mode="lines+markers", yaxis="y2")
     figure.add_hline(y=found.fidelity, line_dash="dot", annotation_text="asked")
     return figure.update_layout(
-        xaxis={"title": {"text": "tokens"}, "type": "log"},
+        xaxis={
+            "title": {"text": "tokens"},
+            "type": "log",
+            "tickvals": tokens,
+            "ticktext": [f"{count:,}" for count in tokens],
+        },
         yaxis={"title": {"text": found.measure}},
-        yaxis2={"title": {"text": "speed-up"}, "overlaying": "y", "side": "right", "rangemode": "tozero"},
+        yaxis2={
+            "title": {"text": "speed-up"},
+            "overlaying": "y",
+            "side": "right",
+            "rangemode": "tozero",
+            "tickformat": ".2~f",
+        },
         legend={"orientation": "h", "y": -0.25},
         margin={"t": 10},
     )
@@ -196,7 +210,7 @@ def _heads(pictures: Pictures) -> Any:
 
 def _meetings(pictures: Pictures) -> Any:
     first = next(iter(pictures.meetings.values()))
-    figure = go.Figure(go.Heatmap(z=first, colorscale="Blues", zmin=0, zmax=1, showscale=False))
+    figure = go.Figure(go.Heatmap(z=first, colorscale="Blues", zmin=0, showscale=False))
     figure.update_traces(hovertemplate="queries %{y}, keys %{x}: a pair meets %{z} times<extra></extra>")
     axes = {"xaxis_title": "keys, from first to last", "yaxis_title": "queries", "yaxis_autorange": "reversed"}
     return figure.update_layout(xaxis_showticklabels=False, yaxis_showticklabels=False, margin={"t": 10}, **axes)
