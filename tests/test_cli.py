@@ -134,6 +134,19 @@ def test_bad_input_is_one_sentence_and_exit_code_1(arguments, message, tmp_path)
     assert len(said.strip().splitlines()) == 1
 
 
+def test_a_model_without_the_interface_is_refused(tmp_path):
+    from transformers import AutoTokenizer, DebertaV2Config, DebertaV2Model
+
+    from coterie.cli.inputs import demo_folder
+
+    small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    DebertaV2Model(DebertaV2Config(vocab_size=30522, **small)).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(demo_folder()).save_pretrained(tmp_path)
+    said = coterie("fit", tmp_path, "--lengths", "40", "--sequences", "2", fails=1)
+    assert "DebertaV2Model" in said
+    assert len(said.strip().splitlines()) == 1
+
+
 def test_longer_than_its_positions_if_asked(tmp_path):
     found = json.loads(
         coterie(

@@ -26,5 +26,21 @@ def test_the_readme_starts_with_two_commands():
 
 def test_links_inside_the_repo_lead_somewhere():
     for page in PAGES:
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
-            assert (page.parent / target).exists(), (page.name, target)
+        for link in re.findall(r"\]\(([^):]+)\)", page.read_text()):
+            name, _, anchor = link.partition("#")
+            target = page.parent / name if name else page
+            assert target.exists(), (page.name, link)
+            headings = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE) if anchor else []
+            assert not anchor or anchor in [re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in headings], link
+
+
+def test_a_built_site_with_a_broken_link_is_noticed(tmp_path):
+    """The check that `make docs` runs."""
+    from docs.check_links import broken
+
+    (tmp_path / "style.css").write_text("")
+    (tmp_path / "a.html").write_text('<a href="b.html#here">b</a><a href="https://x.org">x</a><link href="style.css">')
+    (tmp_path / "b.html").write_text('<p id="here"><a href="#here">me</a>')
+    assert broken(tmp_path) == []
+    (tmp_path / "b.html").write_text('<a href="#gone">me</a><a href="c.html">c</a><img src="d.png">')
+    assert broken(tmp_path) == ["a.html → b.html#here", "b.html → #gone", "b.html → c.html", "b.html → d.png"]

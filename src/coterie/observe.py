@@ -30,6 +30,11 @@ class Seen:
         assert isinstance(out, Tensor)
         return out
 
+    def planning(self) -> dict[str, Any]:
+        """Those of its arguments that a mechanism's `plan` takes."""
+        names = ("key_mask", "query_mask", "is_causal", "causal_offset", "scale", "layer", "backend")
+        return {name: self.settings[name] for name in names}
+
 
 Observer = Callable[[Seen], None]
 _observer: ContextVar[Observer | None] = ContextVar("coterie_observer", default=None)

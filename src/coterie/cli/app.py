@@ -1,4 +1,4 @@
-"""`coterie fit`, `run`, `bench`, `inspect`, `mechanisms` and `doctor`."""
+"""The `coterie` command: `fit`, `run`, `bench`, `mechanisms`, `doctor`; `inspect` and `theory` are apart."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -16,12 +15,11 @@ from typing import Annotated, Any
 import torch
 import torch.nn.functional as F
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 import coterie
-from coterie.cli import inputs
+from coterie.cli import inputs, looking, theory
+from coterie.cli.console import Extend, Json, Model, Text, bars, err, out, print_table, spinner
 from coterie.cli.inputs import UserError
 from coterie.fitting.fit import Fit, environment, fit
 from coterie.timing import interleaved
@@ -31,15 +29,9 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-# Into a file or a pipe nothing is cut off.
-out, err = Console(width=None if sys.stdout.isatty() else 160), Console(stderr=True)
 
-Model = Annotated[str, typer.Argument(help="A folder, a hub name, a folder with a GGUF file, or 'demo'.")]
-Text = Annotated[list[Path] | None, typer.Option("--text", help="UTF-8 text; Python's documentation by default.")]
-Extend = Annotated[
-    bool, typer.Option("--extend-positions", help="Interpolate a table of learned positions for longer inputs.")
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+app.command("inspect")(looking.inspect)
+app.add_typer(theory.app, name="theory")
 
 
 @app.callback()
@@ -75,10 +67,10 @@ def fit_command(
         raise UserError(f"--fidelity must be in (0, 1], not {fidelity}.")
     wanted = _lengths(lengths)
     source = inputs.read_text(text) if text else inputs.documentation()
-    with _spinner(f"loading {model}"):
+    with spinner(f"loading {model}"):
         loaded = inputs.load_model(model, max(wanted) if extend_positions else None)
         fitted, held_out = inputs.cut(loaded, source, wanted, sequences, batch)
-    with _bars() as tell:
+    with bars() as tell:
         found = fit(
             loaded.model,
             fitted,
@@ -149,7 +141,7 @@ def run(
 ) -> None:
     """Embed a text, or go on writing it, with a fitted model."""
     source = inputs.read_text(text) if text else inputs.documentation()[:2000]
-    with _spinner(f"loading {model}"):
+    with spinner(f"loading {model}"):
         if extend_positions and length is None:
             raise UserError("--extend-positions needs a --length to extend them to.")
         loaded = inputs.load_model(model, length if extend_positions else None)
@@ -161,7 +153,7 @@ def run(
     batch = loaded.tokenizer(source, return_tensors="pt", verbose=False, **settings)
     batch = {key: batch[key] for key in ("input_ids", "attention_mask")}
     start = time.perf_counter()
-    with _spinner("running"), torch.no_grad():
+    with spinner("running"), torch.no_grad():
         if loaded.speaks:
             ids = loaded.model.generate(**batch, max_new_tokens=new_tokens, do_sample=False)
             answer: Any = loaded.tokenizer.decode(ids[0, batch["input_ids"].shape[1] :], skip_special_tokens=True)
@@ -187,7 +179,7 @@ def _read_fit(path: Path) -> Fit:
         raise UserError(f"{path} is not what 'coterie fit --save' writes.") from error
 
 
-# --- bench, inspect ---------------------------------------------------------------------------------------------------
+# --- bench ------------------------------------------------------------------------------------------------------------
 
 
 @app.command()
@@ -205,7 +197,7 @@ def bench(
     wanted = [coterie.as_mechanism(name) for name in names]
     rows: list[dict[str, Any]] = []
     done = 0
-    with _bars() as tell, torch.no_grad():
+    with bars() as tell, torch.no_grad():
         for length in _lengths(lengths):
             q, k, v = torch.randn(3, 1, heads, length, dim, generator=torch.Generator().manual_seed(0)).unbind(0)
             runs: dict[str, Callable[[], Any]] = {
@@ -225,49 +217,13 @@ def bench(
     if as_json:
         print(json.dumps(rows))
         return
-    _print(
+    print_table(
         f"{heads} heads × {dim}, medians of {repeats}",
         ["mechanism", "tokens", "ms", "against SDPA"],
         [
             [row["mechanism"], f"{row['tokens']:,}", f"{row['seconds'] * 1e3:.1f}", f"{row['ratio']:.2f}×"]
             for row in rows
         ],
-    )
-
-
-@app.command("inspect")
-def inspect_command(
-    model: Model,
-    text: Text = None,
-    length: int = 512,
-    extend_positions: Extend = False,
-    mechanism: str = "near-far",
-    worst: Annotated[int, typer.Option(help="How many heads to print.")] = 15,
-    as_json: Json = False,
-) -> None:
-    """Which heads are hard for a mechanism, and where they are."""
-    chosen = coterie.as_mechanism(mechanism)
-    source = inputs.read_text(text) if text else inputs.documentation()
-    with _spinner(f"loading {model}"):
-        loaded = inputs.load_model(model, length if extend_positions else None)
-        batch = inputs.cut(loaded, source, [length], 2)[0][0]
-    from coterie.report import head_errors
-
-    with _spinner("inspecting"):
-        found = head_errors(loaded.model, batch, chosen)
-    rows: list[dict[str, Any]] = [
-        {"module": module, "head": head, "error": error, "entropy": entropy}
-        for module, heads in found.items()
-        for head, (error, entropy) in enumerate(heads)
-    ]
-    rows.sort(key=lambda row: -row["error"])
-    if as_json:
-        print(json.dumps(rows))
-        return
-    _print(
-        f"{chosen} on {length} tokens: the hardest of {len(rows)} heads",
-        ["attention module", "head", "relative error", "entropy, nats"],
-        [[r["module"], str(r["head"]), f"{r['error']:.3f}", f"{r['entropy']:.2f}"] for r in rows[:worst]],
     )
 
 
@@ -324,16 +280,6 @@ def doctor(as_json: Json = False) -> None:
 # --- what all of them share -------------------------------------------------------------------------------------------
 
 
-def _print(title: str, columns: list[str], rows: list[list[str]]) -> None:
-    """A table whose first column is words and whose others are numbers."""
-    table = Table(title=title)
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="right" if index else "left")
-    for row in rows:
-        table.add_row(*row)
-    out.print(table)
-
-
 def _lengths(text: str) -> list[int]:
     try:
         found = [int(part) for part in text.split(",")]
@@ -342,26 +288,6 @@ def _lengths(text: str) -> list[int]:
     if min(found) < 1:
         raise UserError(f"--lengths must be positive, not {text!r}.")
     return sorted(set(found))
-
-
-@contextmanager
-def _spinner(what: str) -> Iterator[None]:
-    with err.status(what):
-        yield
-
-
-@contextmanager
-def _bars() -> Iterator[Callable[[str, int, int], None]]:
-    columns = (TextColumn("{task.description:14}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-    with Progress(*columns, TimeElapsedColumn(), console=err, transient=True) as progress:
-        tasks: dict[str, Any] = {}
-
-        def tell(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = progress.add_task(what, total=total)
-            progress.update(tasks[what], completed=done, total=total)
-
-        yield tell
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from coterie.errors import expect
+from coterie.mechanisms import Full
 from coterie.nn import Swap, swap
+from coterie.observe import Seen, observing
 
 DENSE = "dense"
 
@@ -145,7 +147,25 @@ def host_of(model: Any) -> Host:
     return TorchHost(model)
 
 
-def device_of(model: nn.Module) -> torch.device:
-    """Where a model lives."""
-    first = next(model.parameters(), None)
-    return torch.device("cpu") if first is None else first.device
+@torch.no_grad()
+def watch_dense(model: Any, batch: Any, look: Callable[[str, Seen], None]) -> tuple[str, ...]:
+    """Run a batch densely and call `look(name, seen)` once for every attention module, the first time that it runs.
+
+    Returns:
+        The modules that were not seen so: those with a sliding window of their own, or with a few queries alone.
+    """
+    host, done = host_of(model), set()
+
+    def observer(seen: Seen) -> None:
+        full = isinstance(seen.mechanism, Full) or seen.mechanism == "full"
+        if full and host.current not in done:
+            done.add(host.current)
+            look(host.current, seen)
+
+    host.put_everywhere("full")
+    try:
+        with host.watching(), observing(observer):
+            host.hidden(batch)
+    finally:
+        host.restore()
+    return tuple(name for name in host.names if name not in done)

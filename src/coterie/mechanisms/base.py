@@ -156,7 +156,7 @@ class Mechanism(ABC):
 
     Attributes:
         name: what strings and JSON call it; set by `register`.
-        causality: "strict", "mask" or "none", see the README; "none" refuses `is_causal`.
+        causality: "strict", "mask" or "none", see the user guide; "none" refuses `is_causal`.
     """
 
     name: ClassVar[str] = ""

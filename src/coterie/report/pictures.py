@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from coterie.fitting.fit import Fit
-from coterie.fitting.hosts import DENSE, host_of
+from coterie.fitting.hosts import DENSE, watch_dense
 from coterie.mechanisms import Full, Mechanism, NearFar, as_mechanism
-from coterie.observe import Seen, observing
+from coterie.observe import Seen
 from coterie.plan import Plan
 from coterie.tiles import PlanTiles
 
@@ -48,11 +48,11 @@ class Pictures:
                 pictures.errors[name], pictures.mechanisms[name] = [0.0] * exact.shape[1], f"dense: {refusal}"
             else:
                 pictures.errors[name], pictures.mechanisms[name] = each.tolist(), str(mechanism)
-                plan = mechanism.plan(seen.q[:1], seen.k[:1], **_planning(seen))
+                plan = mechanism.plan(seen.q, seen.k, **seen.planning())
                 pictures.meetings[name] = _shrink(plan, pictures.hardest(name))
             tell("pictures", len(pictures.errors), len(found.choices))
 
-        _watch(model, batch, look)
+        watch_dense(model, batch, look)
         return pictures
 
 
@@ -65,27 +65,8 @@ def head_errors(model: Any, batch: Any, mechanism: Mechanism) -> dict[str, list[
         error = _relative(seen.attend(mechanism), seen.attend(Full()))
         found[name] = list(zip(error.tolist(), _entropy(seen).tolist(), strict=True))
 
-    _watch(model, batch, look)
+    watch_dense(model, batch, look)
     return found
-
-
-@torch.no_grad()
-def _watch(model: Any, batch: Any, look: Callable[[str, Seen], None]) -> None:
-    """Call `look` for every attention module, dense, once."""
-    host, done = host_of(model), set()
-
-    def observer(seen: Seen) -> None:
-        full = isinstance(seen.mechanism, Full) or seen.mechanism == "full"
-        if full and host.current not in done:  # a shared layer runs more than once
-            done.add(host.current)
-            look(host.current, seen)
-
-    host.put_everywhere("full")
-    try:
-        with host.watching(), observing(observer):
-            host.hidden(batch)
-    finally:
-        host.restore()
 
 
 def _relative(out: Tensor, exact: Tensor) -> Tensor:
@@ -106,16 +87,6 @@ def _entropy(seen: Seen) -> Tensor:
         scores = scores.masked_fill(hidden, float("-inf"))
     p = F.softmax(scores, -1)
     return -(p * p.clamp(min=1e-300).log()).sum(-1).mean((0, 2))
-
-
-def _planning(seen: Seen) -> dict[str, Any]:
-    settings = seen.settings
-    found = {name: settings[name] for name in ("is_causal", "scale", "layer")}
-    for name in ("key_mask", "query_mask"):
-        found[name] = None if settings[name] is None else settings[name][:1]
-    offset = settings["causal_offset"]
-    found["causal_offset"] = offset[:1] if isinstance(offset, Tensor) else offset
-    return found
 
 
 def _shrink(plan: Plan, head: int) -> list[list[float]]:

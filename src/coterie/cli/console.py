@@ -1,0 +1,56 @@
+"""What the commands print with: tables, progress, and the options that all of them share."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+# Into a file or a pipe nothing is cut off.
+out, err = Console(width=None if sys.stdout.isatty() else 160), Console(stderr=True)
+
+Model = Annotated[str, typer.Argument(help="A folder, a hub name, a folder with a GGUF file, or 'demo'.")]
+Text = Annotated[list[Path] | None, typer.Option("--text", help="UTF-8 text; Python's documentation by default.")]
+Extend = Annotated[
+    bool, typer.Option("--extend-positions", help="Interpolate a table of learned positions for longer inputs.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+
+
+def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
+    """A table whose first column is words and whose others are numbers."""
+    table = Table(title=title)
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="right" if index else "left")
+    for row in rows:
+        table.add_row(*row)
+    out.print(table)
+
+
+@contextmanager
+def spinner(what: str) -> Iterator[None]:
+    """For what takes a while and cannot say how long."""
+    with err.status(what):
+        yield
+
+
+@contextmanager
+def bars() -> Iterator[Callable[[str, int, int], None]]:
+    """A function (what, done, total) that draws a bar for each what."""
+    columns = (TextColumn("{task.description:14}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+    with Progress(*columns, TimeElapsedColumn(), console=err, transient=True) as progress:
+        tasks: dict[str, Any] = {}
+
+        def tell(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = progress.add_task(what, total=total)
+            progress.update(tasks[what], completed=done, total=total)
+
+        yield tell
