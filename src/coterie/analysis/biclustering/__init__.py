@@ -26,9 +26,9 @@ from coterie.analysis.biclustering.objectives import (
 )
 from coterie.analysis.biclustering.partition import (
     Gadgets,
+    is_k22_partition,
     k22_partition,
     k22_problem,
-    k22_reached,
     k22_target,
     squares,
 )
@@ -63,9 +63,9 @@ __all__ = [
     "equivalence",
     "every_clustering",
     "greedy",
+    "is_k22_partition",
     "k22_partition",
     "k22_problem",
-    "k22_reached",
     "k22_target",
     "limit_error",
     "local_search",

@@ -105,7 +105,7 @@ class Problem:
         self.check(clustering)
         losses = self.losses(clustering.members)
         total = float(losses[np.arange(len(losses)), list(clustering.queries)].sum())
-        return -total if self.maximise else total
+        return 0.0 - total if self.maximise else total  # 0 − 0 is not −0
 
     def check(self, clustering: Clustering) -> None:
         """Raise ValueError unless the clustering has this problem's length and cluster sizes."""

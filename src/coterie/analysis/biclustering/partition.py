@@ -47,21 +47,33 @@ def k22_problem(edges: Any, objective: Objective = "softmax", *, high: float = 1
     return Problem(np.where(graph, high, low), halves, halves, objective)
 
 
-def k22_target(problem: Problem) -> float:
-    """The value that a partition into K₂,₂ has, and that no clustering without one reaches.
+def k22_target(edges: Any, objective: Objective = "softmax", *, high: float = 1.0, low: float = 0.0) -> float:
+    """The value that a partition into K₂,₂ has, and that no other clustering reaches.
 
-    For the mass 4·high in each cluster; for the softmax Σ_q (½ − 2·max_k p[q, k] + ‖p_q‖²) with p the attention map.
+    For the mass 4·high in each cluster; for the softmax Σ_q (½ − 2·h_q + ‖p_q‖²), with p the attention map and h_q the
+    weight e^high / Σ_k e^{P[q, k]} of an edge.
+
+    >>> k22_target(np.ones((4, 4)), "mass"), round(k22_target(np.ones((4, 4))), 12)      # 4·(½ − ½ + ¼)
+    (8.0, 1.0)
     """
+    problem = k22_problem(edges, objective, high=high, low=low)
     if problem.maximise:
-        return 4 * problem.clusters * float(problem.scores.max())
+        return 4 * problem.clusters * high
     p = attention_map(problem.scores)
-    return float((0.5 - 2 * p.max(axis=1) + (p**2).sum(axis=1)).sum())
+    edge = p.max(axis=1) * np.exp(high - problem.scores.max(axis=1))  # also for a query that has none
+    return float((0.5 - 2 * edge + (p**2).sum(axis=1)).sum())
 
 
-def k22_reached(problem: Problem, clustering: Clustering) -> bool:
-    """Whether all pairs that are together are edges, which is when the value equals `k22_target`. No rounding."""
-    problem.check(clustering)
-    return bool((problem.scores[clustering.together] == problem.scores.max()).all())
+def is_k22_partition(edges: Any, clustering: Clustering) -> bool:
+    """Whether all pairs that are together are edges, in clusters of 2 + 2: when the value equals `k22_target`.
+
+    >>> together = Clustering([0, 0], [0, 0])
+    >>> is_k22_partition(np.ones((2, 2)), together), is_k22_partition(np.eye(2), together)
+    (True, False)
+    """
+    graph = _graph(edges)
+    k22_problem(graph).check(clustering)
+    return bool(graph[clustering.together].all())
 
 
 def squares(edges: Any) -> list[Square]:
@@ -173,7 +185,7 @@ class Gadgets:
 
     def matching_of(self, clustering: Clustering) -> tuple[Triple, ...]:
         """The matching that a partition into K₂,₂ gives: the triples whose a's are one cluster."""
-        fits = k22_reached(k22_problem(self.edges, "mass"), clustering)
+        fits = is_k22_partition(self.edges, clustering)
         expect(fits, "clustering", "a partition into K₂,₂", "pairs that are no edges")
         labels = {**dict(zip(self.queries, clustering.queries, strict=True))}
         labels.update(zip(self.keys, clustering.keys, strict=True))

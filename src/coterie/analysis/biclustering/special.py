@@ -64,16 +64,19 @@ def one_query_each(weights: Any, keys: int) -> Solution:
 
 
 def one_key_each(problem: Problem) -> Solution:
-    """One key and any number of queries in each cluster: exact for both objectives, the softmax's included.
+    """One key and n queries in each cluster: exact for both objectives, the softmax's included.
 
-    The clusters of the keys are then known, and the queries are an assignment.
+    The clusters of the keys are then known, and the queries are an assignment. If clusters differ in their number of
+    queries, which key gets which number is a choice of its own, and this is not for it.
 
     Example:
-        >>> problem = Problem([[0.0, 4.0], [1.0, 0.0], [0.0, 9.0]], (1, 2), (1, 1))
+        >>> problem = Problem([[0.0, 4.0], [1.0, 0.0], [0.0, 9.0], [0.0, 0.5]], (2, 2), (1, 1))
         >>> one_key_each(problem).clustering.queries
-        (1, 0, 1)
+        (1, 0, 1, 0)
     """
-    expect(set(problem.key_sizes) == {1}, "key_sizes", "1 in each cluster (else use `solve`)", problem.key_sizes)
+    equal = set(problem.key_sizes) == {1} and len(set(problem.query_sizes)) == 1
+    sizes = f"query_sizes {problem.query_sizes}, key_sizes {problem.key_sizes}"
+    expect(equal, "problem", "one key and equally many queries in each cluster (else use `solve`)", sizes)
     keys = tuple(range(problem.clusters))
     losses = problem.losses(np.eye(problem.clusters, dtype=bool))
     clustering = Clustering(tuple(assign(losses, problem.query_sizes).tolist()), keys)

@@ -61,7 +61,7 @@ def special_problem(problem: Problem, a: float, copies: int = 1) -> Problem:
 def squared_mass(scores: Any, clustering: Clustering) -> float:
     """Σ_{together} e^{2q·k}: what the supplement says the softmax objective becomes.
 
-    >>> squared_mass(np.log([[1.0, 2.0], [3.0, 4.0]]), Clustering([0, 1], [0, 1]))
+    >>> round(squared_mass(np.log([[1.0, 2.0], [3.0, 4.0]]), Clustering([0, 1], [0, 1])), 9)
     17.0
     """
     return float((np.exp(2 * as_matrix("scores", scores)) * clustering.together).sum())
