@@ -356,7 +356,11 @@ def test_padding_is_refused_by_name():
         (lambda: one_query_each(np.zeros((2, 3)), 0), "keys: expected an int ≥ 1, got 0"),
         (
             lambda: one_key_each(Problem.balanced(np.zeros((4, 4)), 2)),
-            "key_sizes: expected 1 in each cluster (else use",
+            "problem: expected one key and equally many queries in each",
+        ),
+        (
+            lambda: one_key_each(Problem(np.zeros((3, 2)), (1, 2), (1, 1))),
+            "(else use `solve`), got query_sizes (1, 2), key_sizes (1, 1)",
         ),
         (lambda: solve(Problem.balanced(np.zeros((2, 2)), 1), method="sat"), "method: expected one of 'auto', "),
         (lambda: random_clustering(Problem.balanced(np.zeros((2, 2)), 1), -1), "seed: expected an int ≥ 0, got -1"),

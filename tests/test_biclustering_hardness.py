@@ -242,18 +242,29 @@ def test_the_gadgets_are_as_the_docs_say():
             assert number == 2 * times
 
 
-def test_the_gadgets_through_the_general_solver():
-    """No knowledge of squares: the integer program over all key sets, 10 + 10 vertices."""
-    for triples in ([(0, 0, 0)], []):
-        gadgets = Gadgets.of(Matching3D(1, triples))
-        if not triples:
-            assert not gadgets.edges.any()
-            assert k22_partition(gadgets.edges) is None
-            continue
-        problem = k22_problem(gadgets.edges, "mass")
-        found = solve(problem)
-        assert found.value == k22_target(gadgets.edges, "mass") == 4 * 5
-        assert gadgets.matching_of(found.clustering) == ((0, 0, 0),)
+@pytest.mark.parametrize(
+    ("size", "triples", "objective"),
+    [
+        (1, [(0, 0, 0)], "mass"),
+        (1, [(0, 0, 0)], "softmax"),
+        (2, [(0, 0, 0), (1, 1, 1)], "mass"),
+        (2, [(0, 0, 0), (0, 1, 1)], "mass"),
+        (2, [(0, 0, 0), (1, 1, 0)], "softmax"),
+        (2, [(0, 0, 0), (0, 1, 1), (1, 0, 0)], "mass"),  # the supplement's example
+        (2, COUNTEREXAMPLE, "softmax"),
+    ],
+    ids=str,
+)
+def test_the_gadgets_through_the_general_solver(size, triples, objective):
+    """No knowledge of squares: the optimum over all clusterings of up to 28 + 28 tokens reaches the target exactly if
+    there is a matching, which is then read from the clusters."""
+    instance = Matching3D(size, triples)
+    gadgets = Gadgets.of(instance)
+    found = solve(k22_problem(gadgets.edges, objective))
+    reached = found.value == pytest.approx(k22_target(gadgets.edges, objective), rel=1e-9)
+    assert reached == oracle.has_matching(size, triples) == is_k22_partition(gadgets.edges, found.clustering)
+    if reached:
+        assert gadgets.matching_of(found.clustering) == instance.matching()
 
 
 def test_a_graph_with_too_many_squares_says_so():
