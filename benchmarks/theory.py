@@ -91,10 +91,10 @@ def lemma(console: Console) -> None:
 
 def theorem1(console: Console) -> None:
     """In how many random instances the softmax's best clustering is the one that Theorem 1's proof says."""
-    table = Table("e^(q·k)", "special keys", "a", "max-mass has the same optimum", "the limit has")
+    table = Table("scores", "special keys", "a", "max-mass has the same optimum", "the limit has")
     for deviation in (1.0, 2.0, 3.0):
         problems = [Problem.balanced(deviation * np.random.default_rng(s).normal(size=(4, 4)), 2) for s in range(40)]
-        for copies, a in ((1, 5.0), (1, 10.0), (1, 40.0), (1, 160.0), (10, 40.0), (100, 40.0), (1000, 40.0)):
+        for copies, a in ((1, 5.0), (1, 10.0), (1, 40.0), (1, 160.0), (10, 40.0), (100, 40.0)):
             found = [equivalence(problem, a, copies) for problem in problems]
             right, limit = (sum(getattr(each, name) for each in found) for name in ("claim", "limit_claim"))
             table.add_row(f"deviation {deviation:g}", str(copies), f"{a:g}", f"{right} of 40", f"{limit} of 40")
