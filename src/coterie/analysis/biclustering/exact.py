@@ -178,41 +178,45 @@ def _by_ilp(problem: Problem, seconds: float) -> Clustering:
     with one block of sets for each kind of cluster (n queries, m keys), of which as many are chosen as there are
     clusters of the kind. Given integer y, x is a flow with integer capacities, so only y has to be declared integer.
     """
-    queries, keys = problem.scores.shape
     kinds = Counter(_types(problem))
-    blocks = [_key_sets(keys, size) for _, size in kinds]
+    blocks = [_key_sets(problem.scores.shape[1], size) for _, size in kinds]
     members = np.concatenate(blocks)
-    chosen = len(members)
     losses = problem.losses(members).T.ravel()  # x is laid out by set, then query
     spread = float(np.ptp(losses)) or 1.0
-    cost = np.concatenate(
-        [np.zeros(chosen), (losses - losses.min()) * (1000 / spread)]
-    )  # HiGHS stops 1e-6 from the end
-    per_cluster = np.repeat([n for n, _ in kinds], [len(block) for block in blocks]).astype(float)
-    ones = csr_array(np.ones((1, queries)))
-    no_x = csr_array((keys, chosen * queries))
-    kind_rows = np.repeat(np.arange(len(kinds)), [len(block) for block in blocks])
-    of_kind = coo_array((np.ones(chosen), (kind_rows, np.arange(chosen))), shape=(len(kinds), chosen))
-    equal = vstack(
-        [
-            hstack([csr_array(members.T.astype(float)), no_x]),
-            hstack([csr_array((queries, chosen)), kron(np.ones((1, chosen)), eye_array(queries))]),
-            hstack([-_diagonal(per_cluster), kron(eye_array(chosen), ones)]),
-            hstack([of_kind, csr_array((len(kinds), chosen * queries))]),
-        ]
-    )
-    right = np.concatenate([np.ones(keys + queries), np.zeros(chosen), list(kinds.values())])
-    below = hstack([-kron(eye_array(chosen), ones.T), eye_array(chosen * queries)])
+    scaled = (losses - losses.min()) * (1000 / spread)  # HiGHS stops within 1e-6 of the optimum, whatever the scale
     found = milp(
-        cost,
-        integrality=np.concatenate([np.ones(chosen), np.zeros(chosen * queries)]),
+        np.concatenate([np.zeros(len(members)), scaled]),
+        integrality=np.concatenate([np.ones(len(members)), np.zeros(len(losses))]),
         bounds=Bounds(0, 1),
-        constraints=[LinearConstraint(equal.tocsr(), right, right), LinearConstraint(below.tocsr(), -np.inf, 0)],
+        constraints=_constraints(problem.scores.shape[0], kinds, blocks),
         options={"time_limit": seconds, "mip_rel_gap": 0.0},
     )
     if found.status != 0:
         raise ValueError(f"problem: expected one that HiGHS solves in {seconds:g} s, got: {found.message} ({_INSTEAD})")
-    return _read(problem, list(kinds), blocks, found.x[:chosen])
+    return _read(problem, list(kinds), blocks, found.x[: len(members)])
+
+
+def _constraints(
+    queries: int, kinds: Counter[tuple[int, int]], blocks: list[NDArray[np.bool_]]
+) -> list[LinearConstraint]:
+    """The rows of `_by_ilp`: variables are y, then x by set and query."""
+    members, lengths = np.concatenate(blocks), [len(block) for block in blocks]
+    sets, keys = members.shape
+    wanted = np.repeat([float(n) for n, _ in kinds], lengths)
+    kind = np.repeat(np.arange(len(kinds)), lengths)
+    of_kind = coo_array((np.ones(sets), (kind, np.arange(sets))), shape=(len(kinds), sets))
+    each_set = kron(eye_array(sets), np.ones((1, queries)))
+    equal = vstack(
+        [
+            hstack([csr_array(members.T.astype(float)), csr_array((keys, sets * queries))]),
+            hstack([csr_array((queries, sets)), kron(np.ones((1, sets)), eye_array(queries))]),
+            hstack([-_diagonal(wanted), each_set]),
+            hstack([of_kind, csr_array((len(kinds), sets * queries))]),
+        ]
+    )
+    right = np.concatenate([np.ones(keys + queries), np.zeros(sets), list(kinds.values())])
+    below = hstack([-each_set.T, eye_array(sets * queries)])
+    return [LinearConstraint(equal.tocsr(), right, right), LinearConstraint(below.tocsr(), -np.inf, 0)]
 
 
 def _diagonal(values: Matrix) -> csr_array:
