@@ -41,6 +41,7 @@ from coterie.analysis.biclustering.objectives import Objective
 from coterie.tiles import count_pairs
 
 SEEDS = 8  # of methods that draw
+SIZES = ((8, 2), (9, 3), (12, 3))  # tokens, clusters
 SENTENCES = [
     "The cat sat on the warm mat.",
     "A storm closed the northern harbour overnight.",
@@ -50,7 +51,7 @@ SENTENCES = [
 
 
 def _instances(size: int) -> Iterator[Matching3D]:
-    cells = list(product(range(size), repeat=3))
+    cells = [(x, y, z) for x, y, z in product(range(size), repeat=3)]
     if size <= 2:
         for bits in range(2 ** len(cells)):
             yield Matching3D(size, tuple(cell for at, cell in enumerate(cells) if bits >> at & 1))
@@ -158,22 +159,23 @@ def _values(q: Tensor, k: Tensor, scale: float, problem: Problem) -> dict[str, f
 def distance(console: Console) -> None:
     """How far methods are from the optimum on small real attention maps."""
     model = MiniLM()
-    for length, clusters in ((8, 2), (9, 3), (12, 3), (12, 2)):
-        found: dict[str, dict[str, list[float]]] = {"softmax": {}, "mass": {}}
-        for q, k, scale in _heads(model, length):
-            scores = (scale * (q @ k.mT))[0, 0]
-            softmax = Problem.balanced(scores, clusters)
-            for problem in (softmax, Problem.balanced(softmax.weights, clusters, "mass")):
-                for name, value in _values(q, k, scale, problem).items():
-                    found[problem.objective].setdefault(name, []).append(value)
-        count = len(found["mass"]["optimum"])
-        table = Table("method", "error", "error / optimum: mean ratio", "median", "optimal", "mass kept", "of optimum")
-        for name in found["softmax"]:
-            table.add_row(name, *_row(found, name, length))
-        size = length // clusters
-        console.print(
-            f"MiniLM, {count} maps of {length} + {length} tokens, {clusters} clusters of {size} + {size}", table
-        )
+    for length, clusters in SIZES:
+        distance_at(console, model, length, clusters)
+
+
+def distance_at(console: Console, model: MiniLM, length: int, clusters: int) -> None:
+    """One size of maps."""
+    found: dict[str, dict[str, list[float]]] = {"softmax": {}, "mass": {}}
+    for q, k, scale in _heads(model, length):
+        softmax = Problem.balanced((scale * (q @ k.mT))[0, 0], clusters)
+        for problem in (softmax, Problem.balanced(softmax.weights, clusters, "mass")):
+            for name, value in _values(q, k, scale, problem).items():
+                found[problem.objective].setdefault(name, []).append(value)
+    table = Table("method", "error", "/ optimum's", "median ratio", "optimal", "mass kept", "/ optimum's")
+    for name in found["softmax"]:
+        table.add_row(name, *_row(found, name, length))
+    maps, size = len(found["mass"]["optimum"]), length // clusters
+    console.print(f"MiniLM, {maps} maps of {length} + {length} tokens, {clusters} clusters of {size} + {size}", table)
 
 
 def _row(found: dict[str, dict[str, list[float]]], name: str, queries: int) -> list[str]:
