@@ -31,7 +31,8 @@ class Assumptions:
 
     Attributes:
         real: the queries that count; the others are padding.
-        sparse, fair, effective: Assumptions 1, 2 and 3.
+        sparse, fair, effective: Assumptions 1, 2 and 3. Without a weight above the tolerance the first fails, and the
+            others hold for want of keys.
         bound: 2·max(δ, δ′), how far the merged weights can be from the dense ones in the 1-norm; inf unless 2 and 3
             hold. Times the largest ‖v‖ it bounds the output's error.
     """
