@@ -1,0 +1,61 @@
+"""Pictures and pages into files that are either there in full or not at all."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coterie.errors import expect, expect_type
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+DPI = 150
+
+
+def save(picture: Figure | str, path: str | Path) -> Path:
+    """Write a figure as .png or .svg, or a page (a string) as .html; the file is whole or not there.
+
+    The same picture gives the same bytes: no date is written, and ids in SVG are fixed.
+
+    Example:
+        >>> import tempfile
+        >>> from matplotlib.figure import Figure
+        >>> from coterie.analysis.saving import save
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save(Figure(), f"{folder}/empty.svg").read_bytes()[:5]
+        b'<?xml'
+    """
+    path = Path(path)
+    kind = path.suffix.lower()
+    if isinstance(picture, str):
+        expect(kind in (".html", ".htm"), "path", "a name that ends in .html for a page", path.name)
+        _write(path, picture.encode())
+        return path
+    from matplotlib.figure import Figure
+
+    expect_type(isinstance(picture, Figure), "picture", "a matplotlib Figure or a string", type(picture).__name__)
+    expect(kind in (".png", ".svg"), "path", "a name that ends in .png or .svg for a figure", path.name)
+    _write(path, _drawn(picture, kind[1:]))
+    return path
+
+
+def _drawn(figure: Figure, kind: str) -> bytes:
+    import matplotlib
+
+    held = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": "coterie"}):
+        figure.savefig(held, format=kind, dpi=DPI, metadata={"Date": None} if kind == "svg" else None)
+    return held.getvalue()
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
