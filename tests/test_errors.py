@@ -102,7 +102,8 @@ def test_weights_of_sampled_rows_are_those_of_the_whole(name, case, monkeypatch)
         q, k, identity(q, k), MECHANISMS[name], key_mask=mask, is_causal=causal, enable_gqa=True
     ).gather(2, rows[:, None, :, None].expand(-1, 4, -1, 61))
     close(found.to(q.dtype), want, loose=3)
-    assert restrict(plan, rows).validate().pairs_met().sum() < plan.pairs_met().sum()
+    fewer = int(restrict(plan, rows).validate().pairs_met().sum())
+    assert fewer <= int(plan.pairs_met().sum()) * (1.0 if name in MEANS else 0.5)  # a mean query answers for many
 
 
 # --- the errors -------------------------------------------------------------------------------------------------------
@@ -264,7 +265,7 @@ def subset(whole, rows):
 
 
 def test_intervals_hold_the_truth_as_often_as_they_say():
-    """90 % intervals from 60 of 251 queries, 400 samples: of heads, and of the mean over correlated heads."""
+    """90 % intervals from 60 of 251 queries, 200 samples: of heads, and of the mean over correlated heads."""
     q, k, v = tensors(2, 3, 251)
     k, v = q + 0.5 * k, v + 1  # heads alike, so that they are wrong about the same queries
     k, v = k[:, :1].expand_as(k), v[:, :1].expand_as(v)
@@ -272,11 +273,11 @@ def test_intervals_hold_the_truth_as_often_as_they_say():
     for measure in MEASURES:
         exact, mean = getattr(whole, measure)().value, whole.mean(measure).value
         heads = held = 0.0
-        for seed in range(400):
+        for seed in range(200):
             some = subset(whole, sample_rows(torch.ones(2, 251, dtype=torch.bool), 60, seed)[0])
             of_heads, of_all = getattr(some, measure)(), some.mean(measure)
-            heads += ((of_heads.low <= exact) & (exact <= of_heads.high)).double().mean().item() / 400
-            held += float(of_all.low <= mean <= of_all.high) / 400
+            heads += ((of_heads.low <= exact) & (exact <= of_heads.high)).double().mean().item() / 200
+            held += float(of_all.low <= mean <= of_all.high) / 200
         assert 0.86 < heads < 0.94, measure
         assert 0.85 < held < 0.95, measure
 
@@ -302,7 +303,7 @@ def test_memory_is_that_of_a_block():
     root = Path(__file__).parent.parent
     env = {**os.environ, "PYTHONPATH": str(root)}
     done = subprocess.run([sys.executable, "-c", code], check=True, cwd=root, env=env, capture_output=True, text=True)
-    assert int(done.stdout) < 250e6
+    assert int(done.stdout) < 200e6
 
 
 # --- real models ------------------------------------------------------------------------------------------------------
@@ -378,7 +379,6 @@ def test_the_table_is_aligned_and_plain():
     head, first, second, legend = str(found).splitlines()
     assert first.startswith("ours       near-far:near=9")
     assert second.startswith("everybody  full")
-    assert first.index("±") < second.index("±") + 3
     assert head.index("keys met") + len("keys met") == second.index("101.0") + len("101.0")
     assert "30 of 101 queries" in legend
     plain = json.loads(json.dumps(found.to_dict()))

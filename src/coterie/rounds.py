@@ -90,9 +90,10 @@ def sample_queries(tokens: Tokens, count: int, seed: int) -> tuple[Tensor, Tenso
     stretches = real.clamp(max=count)
     within = draws.uniform(Stream.SAMPLE, (count,), seed=seed, layer=tokens.layer, device=tokens.device)
     step = torch.arange(count, device=tokens.device)
-    place = ((step + within) * (real / stretches.clamp(min=1))[:, None]).floor().long()
     used = step < stretches[:, None]
-    return order.gather(-1, torch.where(used, torch.minimum(place, real[:, None] - 1), 0)).long(), used
+    begin, end = ((step + edge) * real[:, None] // stretches.clamp(min=1)[:, None] for edge in (0, 1))
+    place = begin + (within * (end - begin)).floor().long()  # stretches have no query in common
+    return order.gather(-1, torch.where(used, place, 0)).long(), used
 
 
 def round_errors(tokens: Tokens, orders: Orders, *, once: bool, seed: int, rows: int = ROWS) -> RoundErrors:

@@ -20,7 +20,7 @@ from coterie.mechanisms.base import self_query_mask
 from coterie.observe import Seen
 from coterie.plan import Plan, Round
 
-_BUDGET = 1 << 22  # weights in memory at a time
+_BUDGET = 1 << 21  # weights in memory at a time
 
 
 class Estimate(NamedTuple):
@@ -258,7 +258,7 @@ def attention_errors(
     options: dict[str, Any] = {"pair_mask": split.pair_mask, "scale": scale, "backend": backend}
     for columns, weights in engine_weights(q, k, plan, sampled, **options):
         sums.add(columns, weights)
-    met = plan.pairs_met() / population.clamp(min=1)[:, None]
+    met = plan.pairs_met().double() / population.clamp(min=1)[:, None]
     return AttentionErrors(str(chosen), float(confidence), sampled, population, met, **sums.found())
 
 
