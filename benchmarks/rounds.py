@@ -12,6 +12,7 @@ import argparse
 import copy
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,12 +93,12 @@ def run(steps: int, seed: int) -> dict[str, Any]:
     """Train every twin."""
     torch.manual_seed(seed)
     start = Recall()
-    smyrf = Smyrf(rounds=MAX_ROUNDS, cluster_size=CLUSTER_SIZE, resample=True)
+    smyrf = Smyrf(rounds=MAX_ROUNDS, cluster_size=CLUSTER_SIZE, duplicates="once", resample=True)
     twins: dict[str, str] = {
         "dense": "full",
         "schedule": str(smyrf),
         f"smyrf, always {MAX_ROUNDS} rounds": str(smyrf),
-        "smyrf, always 1 round": str(Smyrf(rounds=1, cluster_size=CLUSTER_SIZE, resample=True)),
+        "smyrf, always 1 round": str(replace(smyrf, rounds=1)),
     }
     found: dict[str, Any] = {}
     for name, mechanism in twins.items():

@@ -144,7 +144,7 @@ def test_each_head_takes_the_fewest_rounds_that_do(causal):
     auto = Smyrf(rounds="auto", max_error=0.9, max_rounds=12, cluster_size=30)
     plan = auto.plan(q, k, key_mask=mask, is_causal=causal)
     taken = rounds_taken(plan)
-    errors, _, _ = estimated(auto, q, k, 12, key_mask=mask, is_causal=causal)
+    errors, _, _ = estimated(Smyrf(cluster_size=30), q, k, 12, key_mask=mask, is_causal=causal)
     for b in (0, 1):
         for h in range(3):
             enough = [r + 1 for r in range(12) if errors.per_head()[r, b, h] <= 0.9]
@@ -159,17 +159,21 @@ def test_each_head_takes_the_fewest_rounds_that_do(causal):
 
 
 def test_gradients_flow_as_with_fixed_rounds():
-    q, k, v = (x.requires_grad_() for x in peaked(1, 3, 37))
-    auto = Smyrf(rounds="auto", max_error=0.8, max_rounds=12, cluster_size=9)
-    assert len(set(rounds_taken(auto.plan(q, k)).flatten().tolist())) > 1
-    q, k, v = (x.detach()[:, :, :11].requires_grad_() for x in (q, k, v))
+    q, k, v = (x.requires_grad_() for x in peaked(1, 3, 37, dim=3))
+    auto = Smyrf(rounds="auto", max_error=1.1, max_rounds=16, cluster_size=9)
     plan = auto.plan(q, k)
-    assert torch.autograd.gradcheck(lambda *x: coterie.attention(*x, None, plan=plan), (q, k, v))
+    taken = rounds_taken(plan)
+    assert len(set(taken.flatten().tolist())) > 1
+    grads = torch.autograd.grad(coterie.attention(q, k, v, auto).square().sum(), (q, k, v))
+    for rounds in set(taken.flatten().tolist()):
+        fixed = coterie.attention(q, k, v, Smyrf(rounds=rounds, cluster_size=9))
+        for found, want in zip(grads, torch.autograd.grad(fixed.square().sum(), (q, k, v)), strict=True):
+            close(found[taken == rounds], want[taken == rounds])
 
 
 def test_backends_take_the_same_rounds():
     q, k, v = peaked(dtype=torch.float32)
-    auto = Smyrf(rounds="auto", max_error=0.7, max_rounds=16, cluster_size=30)
+    auto = Smyrf(rounds="auto", max_error=0.8, max_rounds=16, cluster_size=30)
     taken = [rounds_taken(auto.plan(q, k, backend=backend)) for backend in ("native", "reference")]
     assert torch.equal(*taken)
     close(*(coterie.attention(q, k, v, auto, backend=backend) for backend in ("native", "reference")))
@@ -190,10 +194,10 @@ def test_sharper_attention_takes_fewer_rounds():
     q, k, _ = tensors(1, 4, 301, dim=16)
     k = q + 0.1 * k
     taken = []
-    for sharpness in (0.5, 2, 8):
-        auto = Smyrf(rounds="auto", max_error=0.8, max_rounds=24, cluster_size=50)
+    for sharpness in (0.1, 0.5, 4):
+        auto = Smyrf(rounds="auto", max_error=0.8, max_rounds=30, cluster_size=50, duplicates="once")
         taken.append(float(rounds_taken(auto.plan(sharpness * q, k)).double().mean()))
-    assert taken[0] > taken[1] > taken[2]
+    assert taken[0] >= 6  # everybody's (1 − 1/7)^rounds must fall below 0.4
     assert taken[2] < 2
 
 
@@ -232,9 +236,9 @@ def test_a_compiled_graph_refuses_and_a_broken_one_runs():
         return coterie.attention(q, k, v, auto)
 
     with pytest.raises(Exception, match="rounds"):
-        torch.compile(run, fullgraph=True)()
+        torch.compile(run, fullgraph=True, backend="eager")()
     torch._dynamo.reset()
-    close(torch.compile(run)(), run())
+    close(torch.compile(run, backend="eager")(), run())
 
 
 def test_strings_and_json_go_both_ways():

@@ -116,8 +116,8 @@ def round_errors(tokens: Tokens, orders: Orders, *, once: bool, seed: int, rows:
         max(1, _BUDGET // (sizes.batch * sizes.heads * sizes.keys))
     ):
         exact = _Exact.of(tokens, keys, sampled[:, part], used[:, part])
-        total += exact.squares().sum(-1)
         met = _Met(exact)
+        total += met.exact_squares.sum(-1)
         for r in range(orders.rounds):
             rank = slot_of_query[:, :, r].gather(-1, exact.per_head(exact.rows))
             met.add(*_group_keys(orders, r, rank), once)
@@ -196,13 +196,14 @@ class _Met:
     """Sums over the keys that queries have met so far: Z = Σ c·e, Σ (c·e)² and Σ c·e²."""
 
     def __init__(self, exact: _Exact) -> None:
-        self._exact = exact
+        self._powers, self._sums = exact.powers, exact.sums
+        self.exact_squares, self._own = exact.squares(), exact.own_weight()
         self._counts = torch.zeros_like(exact.powers, dtype=torch.int16)
         self._z, self._squares, self._cross = (torch.zeros_like(exact.sums) for _ in range(3))
 
     def add(self, keys: Tensor, used: Tensor, once: bool) -> None:
         """Meet these keys (B, H, S, C), each at most once."""
-        power = torch.where(used, self._exact.powers.gather(-1, keys), 0)
+        power = torch.where(used, self._powers.gather(-1, keys), 0)
         count = self._counts.gather(-1, keys)
         if once:
             power = torch.where(count > 0, 0, power)
@@ -215,9 +216,9 @@ class _Met:
     def errors(self) -> Tensor:
         """‖σ(P̂)_i − σ(P)_i‖² = Σ ŵ² − 2·Σ ŵ·w + Σ w², (B, H, S)."""
         z, squares, cross = self._z, self._squares, self._cross
-        if (own := self._exact.own_weight()) is not None:  # met nobody but the future
+        if self._own is not None:  # met nobody but the future
             alone = z == 0
-            z = torch.where(alone, own, z)
-            squares, cross = (torch.where(alone, own.square(), x) for x in (squares, cross))
-        safe, sums = (torch.where(x > 0, x, 1) for x in (z, self._exact.sums))
-        return (squares / safe.square() - 2 * cross / (safe * sums) + self._exact.squares()).clamp(min=0)
+            z = torch.where(alone, self._own, z)
+            squares, cross = (torch.where(alone, self._own.square(), x) for x in (squares, cross))
+        safe, sums = (torch.where(x > 0, x, 1) for x in (z, self._sums))
+        return (squares / safe.square() - 2 * cross / (safe * sums) + self.exact_squares).clamp(min=0)

@@ -223,8 +223,8 @@ def sized(mechanism: MechanismLike, keys: int, q: Tensor, k: Tensor, **planning:
         >>> import coterie, torch
         >>> from coterie.analysis.compare import sized
         >>> q, k = torch.randn(2, 1, 2, 512, 16).unbind(0)
-        >>> str(sized("near-far", 96, q, k)), str(sized("reformer:rounds=2", 96, q, k))
-        ('near-far', 'reformer:rounds=2,chunk_size=24')
+        >>> str(sized("topk", 96, q, k)), str(sized("smyrf:rounds=2", 96, q, k))
+        ('topk:k=96', 'smyrf:rounds=2,cluster_size=47')
     """
     chosen = as_mechanism(mechanism)
     sizes = check_tensors(q, k)

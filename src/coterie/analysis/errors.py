@@ -47,7 +47,8 @@ class AttentionErrors:
 
     Every number is over the sampled queries of a sample (the same for all heads, drawn without replacement). Intervals
     are normal ones at the level `confidence`, of means over queries, with the correction (1 − n/N) for having seen n of
-    N; roots and ratios are linearised (the delta method). If all queries were looked at, they have no width.
+    N; roots and ratios are linearised (the delta method). If all queries were looked at, they have no width. Where few
+    queries have most of the error they are too narrow: of very peaked maps, 90 % intervals from 60 queries held 83 %.
 
     Attributes:
         mechanism: its string.
@@ -266,6 +267,8 @@ def call_errors(
     seen: Seen, mechanism: MechanismLike, *, rows: int | None = None, seed: int = 0, confidence: float = 0.95
 ) -> AttentionErrors:
     """`attention_errors` of a call of `coterie.attention` that an observer has seen, with its own masks and settings.
+
+    So the queries are those that the call answers; encoders of `coterie.hf` have their padded queries answered too.
 
     Example:
         >>> import coterie, torch

@@ -39,7 +39,8 @@ class Smyrf(Mechanism):
     makes maps sparse (§16.1). It is also the relative error of the output that values of white noise would get. It is
     an estimate: it does not see masks of pairs, and it counts the queries that it looks at. A head that stays above
     the bound takes `max_rounds`, and a warning says so. A later round of the plan is empty for heads that took fewer;
-    `rounds_taken(plan)` counts. Not in a compiled graph, whose shapes cannot depend on data.
+    `rounds_taken(plan)` counts. With `duplicates="once"` the error goes to 0 as rounds are added; with "count" it need
+    not, as pairs that meet more often weigh more. Not in a compiled graph, whose shapes cannot depend on data.
 
     Args:
         rounds: hashing rounds H, or "auto".
@@ -180,7 +181,7 @@ def rounds_taken(plan: Plan) -> Tensor:
     >>> q = torch.randn(1, 3, 200, 16)
     >>> rounds_taken(coterie.Smyrf(rounds=2).plan(q, q)).tolist()
     [[2, 2, 2]]
-    >>> sure = coterie.Smyrf(rounds="auto", max_error=0.3, cluster_size=50)
+    >>> sure = coterie.Smyrf(rounds="auto", max_error=0.9, cluster_size=50)
     >>> rounds_taken(sure.plan(12 * q, 12 * q)).tolist()  # everybody looks at himself
     [[1, 1, 1]]
     """
