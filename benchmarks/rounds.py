@@ -26,8 +26,8 @@ import coterie
 from coterie.mechanisms.smyrf import Smyrf
 from coterie.schedule import RoundsSchedule
 
-PAIRS, ASKED, VALUES, DIM, HEADS, LAYERS, BATCH = 192, 64, 16, 64, 4, 2, 16
-CLUSTER_SIZE, MAX_ERROR, MAX_ROUNDS, EVERY = 32, 0.6, 8, 25
+PAIRS, ASKED, VALUES, DIM, HEADS, LAYERS, BATCH = 96, 32, 16, 64, 4, 2, 16
+CLUSTER_SIZE, MAX_ERROR, MAX_ROUNDS, EVERY = 16, 0.6, 8, 25
 
 
 def sequences(generator: torch.Generator, batch: int = BATCH) -> tuple[Tensor, Tensor, Tensor]:
@@ -85,7 +85,7 @@ def train(model: Recall, steps: int, seed: int, schedule: RoundsSchedule | None,
         if schedule is not None:
             schedule.step()
         if step % (2 * EVERY) == 0 or step == 1:
-            looks.append({"step": step, "loss": float(loss)})
+            looks.append({"step": step, "loss": loss.item()})
     return time.perf_counter() - start
 
 
@@ -93,7 +93,7 @@ def run(steps: int, seed: int) -> dict[str, Any]:
     """Train every twin."""
     torch.manual_seed(seed)
     start = Recall()
-    smyrf = Smyrf(rounds=MAX_ROUNDS, cluster_size=CLUSTER_SIZE, duplicates="once", resample=True)
+    smyrf = Smyrf(rounds=MAX_ROUNDS, cluster_size=CLUSTER_SIZE, resample=True)
     twins: dict[str, str] = {
         "dense": "full",
         "schedule": str(smyrf),

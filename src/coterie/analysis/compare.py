@@ -224,7 +224,7 @@ def sized(mechanism: MechanismLike, keys: int, q: Tensor, k: Tensor, **planning:
         >>> from coterie.analysis.compare import sized
         >>> q, k = torch.randn(2, 1, 2, 512, 16).unbind(0)
         >>> str(sized("topk", 96, q, k)), str(sized("smyrf:rounds=2", 96, q, k))
-        ('topk:k=96', 'smyrf:rounds=2,cluster_size=47')
+        ('topk:k=96', 'smyrf:rounds=2,cluster_size=51')
     """
     chosen = as_mechanism(mechanism)
     sizes = check_tensors(q, k)

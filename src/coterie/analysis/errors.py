@@ -47,8 +47,9 @@ class AttentionErrors:
 
     Every number is over the sampled queries of a sample (the same for all heads, drawn without replacement). Intervals
     are normal ones at the level `confidence`, of means over queries, with the correction (1 − n/N) for having seen n of
-    N; roots and ratios are linearised (the delta method). If all queries were looked at, they have no width. Where few
-    queries have most of the error they are too narrow: of very peaked maps, 90 % intervals from 60 queries held 83 %.
+    N; roots and ratios are linearised (the delta method). If all queries were looked at, they have no width. Those of
+    `mass` and `total_variation` hold as often as they say. Those of the norms are too narrow where few queries have
+    most of the error: 90 % intervals from 60 of 251 queries held in 69 to 91 % of samples, head by head.
 
     Attributes:
         mechanism: its string.
