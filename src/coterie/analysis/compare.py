@@ -1,0 +1,282 @@
+"""The ablation table: mechanisms side by side on the same tensors, at an equal number of keys met."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from coterie.analysis.errors import AttentionErrors, Estimate, attention_errors
+from coterie.arguments import check_flag, check_tensors, check_token_mask
+from coterie.errors import expect, expect_int
+from coterie.functional import MechanismLike
+from coterie.mechanisms import (
+    Clustered,
+    ImprovedClustered,
+    Local,
+    Longformer,
+    Mechanism,
+    NearFar,
+    Reformer,
+    Routing,
+    Smyrf,
+    TopK,
+    as_mechanism,
+)
+from coterie.mechanisms.base import self_query_mask
+
+# What the papers compare with, by what it is called there.
+ABLATION: dict[str, str] = {
+    "SMYRF": "smyrf",
+    "E2LSH": "smyrf:transform=none,hash=e2lsh",
+    "cross-polytope": "smyrf:transform=none,hash=cross-polytope",
+    "Reformer": "reformer",
+    "L2-ALSH (Shrivastava & Li)": "smyrf:transform=l2-alsh",
+    "Xbox (Bachrach et al.)": "smyrf:transform=xbox",
+    "Simple-ALSH (Neyshabur & Srebro)": "smyrf:transform=simple",
+    "improved clustered": "improved-clustered:space=euclidean",
+    "near–far": "near-far",
+    "top-k, the oracle": "topk",
+}
+_MEASURES = ("relative_frobenius", "output", "mass", "total_variation")
+
+
+class ComparisonRow(NamedTuple):
+    """One mechanism: what it was called, what it became, and what it changed."""
+
+    name: str
+    mechanism: str
+    errors: AttentionErrors
+
+    @property
+    def keys_met(self) -> float:
+        """Scores that the engine computes for a query, on average."""
+        return float(self.errors.keys_met.mean())
+
+    def estimates(self) -> dict[str, Estimate]:
+        """The means over heads and samples of every measure."""
+        return {name: self.errors.mean(name) for name in ("frobenius", *_MEASURES)}
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """What `compare` found; `print` it, or take its `rows`."""
+
+    rows: tuple[ComparisonRow, ...]
+    keys: int | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, for JSON: of each measure the value and the two ends of its interval."""
+        rows = [
+            {
+                "name": row.name,
+                "mechanism": row.mechanism,
+                "keys_met": row.keys_met,
+                **{name: [float(x) for x in found] for name, found in row.estimates().items()},
+            }
+            for row in self.rows
+        ]
+        return {"keys": self.keys, "confidence": self.rows[0].errors.confidence, "rows": rows}
+
+    def __str__(self) -> str:
+        titles = ("", "mechanism", "keys met", "weights", "output", "mass captured", "misplaced")
+        lines = [titles]
+        for row in self.rows:
+            found = row.estimates()
+            lines.append((row.name, row.mechanism, f"{row.keys_met:,.1f}", *(_written(found[m]) for m in _MEASURES)))
+        widths = [max(len(line[column]) for line in lines) for column in range(len(titles))]
+        text = [
+            "  ".join(
+                cell.ljust(width) if column < 2 else cell.rjust(width)
+                for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+            ).rstrip()
+            for line in lines
+        ]
+        return "\n".join([*text, self._legend()])
+
+    def _legend(self) -> str:
+        first = self.rows[0].errors
+        looked, real = int((first.rows >= 0).sum()), int(first.population.sum())
+        sampled = f"{looked:,} of {real:,} queries, ± half of a {first.confidence:.0%} interval"
+        return (
+            "weights: ‖σ(P̂) − σ(P)‖_F / ‖σ(P)‖_F; output: the same of the answers; mass captured: dense attention's on "
+            f"the keys that are met; misplaced: total variation. {'All queries' if looked == real else sampled}; means "
+            "over heads."
+        )
+
+
+def _written(found: Estimate) -> str:
+    half = float(found.high - found.value)
+    return f"{float(found.value):.3f}" + (f" ± {half:.3f}" if half else "")
+
+
+def compare(
+    mechanisms: Sequence[MechanismLike] | dict[str, MechanismLike] | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    keys: int | None = None,
+    rows: int | None = None,
+    seed: int = 0,
+    confidence: float = 0.95,
+    key_mask: Tensor | None = None,
+    query_mask: Tensor | None = None,
+    is_causal: bool = False,
+    causal_offset: int | Tensor | None = None,
+    scale: float | None = None,
+    layer: int = 0,
+    backend: str = "auto",
+) -> Comparison:
+    """Mechanisms side by side on the same queries.
+
+    Args:
+        mechanisms: a list, or a dict of names; None is `ABLATION`: what SMYRF and clustered attention are compared
+            with in the papers, near–far and the oracle. With `is_causal`, `ABLATION` goes without improved clustered
+            attention, which refuses it; in a list of yours it is an error.
+        q, k, v: as in `attention`.
+        keys: size each mechanism so that a query meets about so many keys (see `sized`); None takes them as they are.
+        rows, seed, confidence: queries to look at and their intervals, as in `attention_errors`; all use the same ones.
+        key_mask, query_mask, is_causal, causal_offset, scale, layer, backend: as in `attention`.
+
+    Example:
+        >>> import coterie, torch
+        >>> from coterie.analysis.compare import compare
+        >>> q, k, v = torch.randn(3, 1, 2, 256, 16).unbind(0)
+        >>> found = compare(["smyrf:rounds=2", "topk"], q, k, v, keys=32)
+        >>> [(row.mechanism, row.keys_met) for row in found.rows]
+        [('smyrf:rounds=2,cluster_size=16', 32.0), ('topk', 32.0)]
+        >>> print(found)
+                         mechanism                       keys met  weights  output  mass captured  misplaced
+        smyrf:rounds=2   smyrf:rounds=2,cluster_size=16      32.0 ...
+        topk             topk                                32.0 ...
+    """
+    check_flag("is_causal", is_causal)
+    if mechanisms is None:
+        chosen: dict[str, Mechanism] = {name: as_mechanism(spec) for name, spec in ABLATION.items()}
+        if is_causal:
+            chosen = {name: each for name, each in chosen.items() if each.causality != "none"}
+    elif isinstance(mechanisms, dict):
+        chosen = {str(name): as_mechanism(each) for name, each in mechanisms.items()}
+    else:
+        chosen = {str(each): each for each in map(as_mechanism, mechanisms)}
+        expect(len(chosen) == len(mechanisms), "mechanisms", "each one once", ", ".join(map(str, mechanisms)))
+    expect(len(chosen) > 0, "mechanisms", "at least one", "none")
+    check_tensors(q, k, v)
+    planning: dict[str, Any] = {
+        "key_mask": key_mask,
+        "query_mask": query_mask,
+        "is_causal": is_causal,
+        "causal_offset": causal_offset,
+        "scale": scale,
+        "layer": layer,
+        "backend": backend,
+    }
+    options: dict[str, Any] = {"rows": rows, "seed": seed, "confidence": confidence, **planning}
+    found = []
+    for name, mechanism in chosen.items():
+        each = mechanism if keys is None else sized(mechanism, keys, q, k, **planning)
+        found.append(ComparisonRow(name, str(each), attention_errors(q, k, v, each, **options)))
+    return Comparison(tuple(found), keys)
+
+
+# --- equal keys -------------------------------------------------------------------------------------------------------
+
+
+def _one_field(name: str) -> Callable[[Any, int], Mechanism]:
+    return lambda mechanism, size: replace(mechanism, **{name: size})
+
+
+# The one number of a family that grows with the keys that a query meets.
+_SIZES: dict[type[Mechanism], Callable[[Any, int], Mechanism]] = {
+    Smyrf: _one_field("cluster_size"),
+    Reformer: _one_field("chunk_size"),
+    Routing: _one_field("window"),
+    Local: _one_field("window"),
+    Longformer: _one_field("window"),
+    Clustered: _one_field("clusters"),
+    ImprovedClustered: _one_field("topk"),
+    NearFar: _one_field("near"),
+    TopK: _one_field("k"),
+}
+
+
+def sized(mechanism: MechanismLike, keys: int, q: Tensor, k: Tensor, **planning: Any) -> Mechanism:
+    """A mechanism whose queries meet about `keys` keys on these tensors: the nearest that one number of it allows.
+
+    That number is `cluster_size` (Smyrf, at its number of rounds), `chunk_size` (Reformer), `window`, `clusters`
+    (Clustered), `topk` (ImprovedClustered), `near` (NearFar) or `k` (TopK); plans are made and counted to find it. What
+    stands for far keys takes at most a third: improved clustered attention gets at most so many clusters that their
+    means cost keys / 3 scores a query, and near–far at most keys / 3 key clusters, or chunks of keys / 3 if causal.
+
+    Args:
+        mechanism: of one of these families; others cannot be sized.
+        keys: scores for a query that are wanted, on average; fewer than there are keys.
+        q, k: what to plan for.
+        planning: `key_mask`, `is_causal` and so on, as in `Mechanism.plan`.
+
+    Example:
+        >>> import coterie, torch
+        >>> from coterie.analysis.compare import sized
+        >>> q, k = torch.randn(2, 1, 2, 512, 16).unbind(0)
+        >>> str(sized("topk", 96, q, k)), str(sized("smyrf:rounds=2", 96, q, k))
+        ('topk:k=96', 'smyrf:rounds=2,cluster_size=51')
+    """
+    chosen = as_mechanism(mechanism)
+    sizes = check_tensors(q, k)
+    expect_int("keys", keys, at_least=1, at_most=max(1, sizes.keys))
+    known = ", ".join(kind.name for kind in _SIZES)
+    with_size = _SIZES.get(type(chosen))
+    if with_size is None:
+        raise ValueError(f"mechanism: expected one of {known} to size for {keys} keys, got {str(chosen)!r}")
+    fixed = not isinstance(chosen, Smyrf) or isinstance(chosen.rounds, int)
+    expect(fixed, "mechanism", "a fixed number of rounds to size", str(chosen))
+    key_mask = planning.get("key_mask")
+    check_token_mask("key_mask", key_mask, (sizes.batch, sizes.keys), q.device)
+    chosen = _with_small_far_field(chosen, keys, sizes.queries, sizes.keys, bool(planning.get("is_causal", False)))
+    query_mask = self_query_mask(planning.get("query_mask"), key_mask, sizes)
+    queries = sizes.batch * sizes.queries if query_mask is None else int(query_mask.sum())
+
+    @cache
+    def met(size: int) -> float:
+        plan = with_size(chosen, size).plan(q, k, **planning)
+        return float(plan.pairs_met().sum()) / max(1, queries * sizes.heads)
+
+    enough = _first_beyond(met, keys, max(1, sizes.queries, sizes.keys))
+    best = min((size for size in (enough - 1, enough) if size >= 1), key=lambda size: abs(met(size) - keys))
+    return with_size(chosen, best)
+
+
+def _first_beyond(met: Callable[[int], float], keys: int, limit: int) -> int:
+    """The smallest size up to a limit that meets at least `keys` keys, or the limit; large sizes are tried last."""
+    low, high = 1, min(keys, limit)
+    while high < limit and met(high) < keys:
+        low, high = high + 1, min(2 * high, limit)
+    while low < high:
+        middle = (low + high) // 2
+        if met(middle) >= keys:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _with_small_far_field(mechanism: Mechanism, keys: int, queries: int, num_keys: int, causal: bool) -> Mechanism:
+    """At most a third of the keys goes to what stands for far ones."""
+    third = max(1, keys // 3)
+    if isinstance(mechanism, ImprovedClustered):
+        return replace(mechanism, clusters=max(1, min(mechanism.clusters, third * queries // max(1, num_keys))))
+    if isinstance(mechanism, NearFar) and causal:
+        return replace(mechanism, chunk=min(mechanism.chunk, third))
+    if isinstance(mechanism, NearFar):
+        auto = math.ceil(math.sqrt(2 * num_keys))
+        wanted = auto if isinstance(mechanism.key_clusters, str) else mechanism.key_clusters
+        return mechanism if wanted <= third else replace(mechanism, key_clusters=third)
+    return mechanism
+
+
+__all__ = ["ABLATION", "Comparison", "ComparisonRow", "compare", "sized"]
