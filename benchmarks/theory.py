@@ -41,7 +41,7 @@ from coterie.analysis.biclustering.objectives import Objective
 from coterie.tiles import count_pairs
 
 SEEDS = 8  # of methods that draw
-SIZES = ((8, 2, 4), (9, 3, 4), (12, 3, 2))  # tokens, clusters, sentences
+SIZES = ((8, 2, 4), (9, 3, 4), (12, 3, 1))  # tokens, clusters, sentences
 SENTENCES = [
     "The cat sat on the warm mat.",
     "A storm closed the northern harbour overnight.",
