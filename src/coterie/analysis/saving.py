@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import io
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coterie.errors import expect, expect_type
+from coterie.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,13 +32,13 @@ def save(picture: Figure | str, path: str | Path) -> Path:
     kind = path.suffix.lower()
     if isinstance(picture, str):
         expect(kind in (".html", ".htm"), "path", "a name that ends in .html for a page", path.name)
-        _write(path, picture.encode())
+        write_whole(path, picture)
         return path
     from matplotlib.figure import Figure
 
     expect_type(isinstance(picture, Figure), "picture", "a matplotlib Figure or a string", type(picture).__name__)
     expect(kind in (".png", ".svg"), "path", "a name that ends in .png or .svg for a figure", path.name)
-    _write(path, _drawn(picture, kind[1:]))
+    write_whole(path, _drawn(picture, kind[1:]))
     return path
 
 
@@ -49,13 +49,3 @@ def _drawn(figure: Figure, kind: str) -> bytes:
     with matplotlib.rc_context({"svg.hashsalt": "coterie"}):
         figure.savefig(held, format=kind, dpi=DPI, metadata={"Date": None} if kind == "svg" else None)
     return held.getvalue()
-
-
-def _write(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_bytes(content)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

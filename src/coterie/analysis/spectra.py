@@ -16,9 +16,9 @@ from torch import Tensor
 
 from coterie.analysis.maps import HeadMap, head_maps
 from coterie.errors import expect, expect_choice, expect_int, expect_type
-from coterie.fitting.hosts import host_of
+from coterie.fitting.hosts import watch_dense
 from coterie.mechanisms import Full, Mechanism, as_mechanism
-from coterie.observe import Seen, observing
+from coterie.observe import Seen
 
 DENSE_UP_TO = 2048  # the shorter side of a map whose singular values are all computed
 LARGEST = 64  # values that are looked for in a larger one
@@ -248,7 +248,7 @@ def spectra(
         if tell is not None:
             tell(name)
 
-    skipped = _watch(model, batch, look)
+    skipped = watch_dense(model, batch, look)
     windows = f"; windows: {', '.join(skipped)}" if skipped else ""
     expect(bool(heads), "model", "dense attention over more than a few queries", "none" + windows)
     return Spectra("" if chosen is None else str(chosen), tuple(heads), skipped, error_of)
@@ -403,28 +403,6 @@ def decay(values: Tensor, *, largest_side: int) -> tuple[float, float]:
         return math.nan, math.nan
     fit = linregress(range(len(kept)), [math.log(x) for x in kept])
     return -float(fit.slope), float(fit.rvalue) ** 2
-
-
-@torch.no_grad()
-def _watch(model: Any, batch: Any, look: Callable[[str, Seen], None]) -> tuple[str, ...]:
-    """Call `look` for every attention module, dense, once; what has no dense map is named."""
-    host, done, other = host_of(model), set(), dict[str, None]()
-
-    def observer(seen: Seen) -> None:
-        full = isinstance(seen.mechanism, Full) or seen.mechanism == "full"
-        if not full:
-            other[host.current] = None
-        elif host.current not in done:
-            done.add(host.current)
-            look(host.current, seen)
-
-    host.put_everywhere("full")
-    try:
-        with host.watching(), observing(observer):
-            host.hidden(batch)
-    finally:
-        host.restore()
-    return tuple(other)
 
 
 def _errors(seen: Seen, mechanism: Mechanism, error_of: str) -> Tensor:

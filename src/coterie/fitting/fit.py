@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -15,6 +14,7 @@ import torch
 
 from coterie._version import __version__
 from coterie.errors import expect, expect_type
+from coterie.files import write_whole
 from coterie.fitting.hosts import DENSE, Host, host_of
 from coterie.fitting.measures import Fidelity, Measure, length_of
 from coterie.fitting.profile import Tried, profile
@@ -338,15 +338,4 @@ def environment() -> dict[str, str]:
     return found | {"transformers": transformers.__version__}
 
 
-def write_whole(path: Path, text: str) -> None:
-    """A file that is either there in full or not at all, also if the process is killed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-__all__ = ["Fit", "default_candidates", "environment", "fit", "write_whole"]
+__all__ = ["Fit", "default_candidates", "environment", "fit"]

@@ -12,7 +12,8 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
-from coterie.fitting.fit import Fit, write_whole
+from coterie.files import write_whole
+from coterie.fitting.fit import Fit
 from coterie.fitting.hosts import DENSE
 from coterie.report.pictures import Pictures
 
@@ -211,6 +212,6 @@ def _heads(pictures: Pictures) -> Any:
 def _meetings(pictures: Pictures) -> Any:
     first = next(iter(pictures.meetings.values()))
     figure = go.Figure(go.Heatmap(z=first, colorscale="Blues", zmin=0, showscale=False))
-    figure.update_traces(hovertemplate="queries %{y}, keys %{x}: a pair meets %{z} times<extra></extra>")
+    figure.update_traces(hovertemplate="queries %{y}, keys %{x}: %{z:.0%} of the pairs meet<extra></extra>")
     axes = {"xaxis_title": "keys, from first to last", "yaxis_title": "queries", "yaxis_autorange": "reversed"}
     return figure.update_layout(xaxis_showticklabels=False, yaxis_showticklabels=False, margin={"t": 10}, **axes)

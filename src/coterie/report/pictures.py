@@ -10,12 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from coterie.analysis.memberships import meetings
 from coterie.fitting.fit import Fit
 from coterie.fitting.hosts import DENSE, watch_dense
 from coterie.mechanisms import Full, Mechanism, NearFar, as_mechanism
 from coterie.observe import Seen
-from coterie.plan import Plan
-from coterie.tiles import PlanTiles
 
 _ROWS = 64  # queries whose entropy is looked at
 _GRID = 128  # cells of the picture of a plan
@@ -27,7 +26,7 @@ class Pictures:
 
     errors: dict[str, list[float]]
     mechanisms: dict[str, str]
-    meetings: dict[str, list[list[float]]]  # how often a pair meets, on average over each cell of a grid
+    meetings: dict[str, list[list[float]]]  # the share of pairs that meet, in each cell of a grid
 
     def hardest(self, module: str) -> int:
         """The head with the largest error."""
@@ -49,7 +48,8 @@ class Pictures:
             else:
                 pictures.errors[name], pictures.mechanisms[name] = each.tolist(), str(mechanism)
                 plan = mechanism.plan(seen.q, seen.k, **seen.planning())
-                pictures.meetings[name] = _shrink(plan, pictures.hardest(name))
+                shares = meetings(plan, head=pictures.hardest(name), cells=_GRID)
+                pictures.meetings[name] = [[round(x, 2) for x in row] for row in shares.tolist()]
             tell("pictures", len(pictures.errors), len(found.choices))
 
         watch_dense(model, batch, look)
@@ -87,20 +87,3 @@ def _entropy(seen: Seen) -> Tensor:
         scores = scores.masked_fill(hidden, float("-inf"))
     p = F.softmax(scores, -1)
     return -(p * p.clamp(min=1e-300).log()).sum(-1).mean((0, 2))
-
-
-def _shrink(plan: Plan, head: int) -> list[list[float]]:
-    """How often pairs of one head meet directly (not through a mean), averaged over the cells of a grid."""
-    shape = (min(_GRID, plan.num_queries), min(_GRID, plan.num_keys))
-    met = torch.zeros(shape[0] * shape[1], dtype=torch.float64)
-    for tile in PlanTiles(plan)():
-        own = tile.heads == head
-        rows, keys, meets = tile.rows[own][:, :, None], tile.keys[own][:, None, :], tile.meets[own]
-        real = meets & (rows < plan.num_queries) & (keys < plan.num_keys)
-        cell = rows * shape[0] // plan.num_queries * shape[1] + keys * shape[1] // plan.num_keys
-        met += torch.bincount(cell.expand(real.shape)[real], minlength=met.numel())
-    sizes = [
-        torch.bincount(torch.arange(n) * cells // n)
-        for n, cells in zip((plan.num_queries, plan.num_keys), shape, strict=True)
-    ]
-    return [[round(x, 2) for x in row] for row in (met.view(shape) / (sizes[0][:, None] * sizes[1])).tolist()]

@@ -1,0 +1,43 @@
+"""See it and prove it: spectra of attention maps, who is grouped with whom, what a mechanism changes, and the theory.
+
+`coterie.analysis.biclustering` is a package of its own; docs/theory.md goes with it.
+"""
+
+from coterie.analysis.compare import ABLATION, Comparison, compare, sized
+from coterie.analysis.errors import AttentionErrors, Estimate, attention_errors
+from coterie.analysis.figures_memberships import draw_grid, draw_locality, draw_meetings, draw_tokens, tokens_html
+from coterie.analysis.figures_spectra import draw_spectra
+from coterie.analysis.images import Pixels, image_queries
+from coterie.analysis.maps import HeadMap, head_maps
+from coterie.analysis.memberships import Locality, groups_of, locality, meetings
+from coterie.analysis.saving import save
+from coterie.analysis.spectra import HeadSpectrum, Spectra, head_spectra, spectra
+
+__all__ = [
+    "ABLATION",
+    "AttentionErrors",
+    "Comparison",
+    "Estimate",
+    "HeadMap",
+    "HeadSpectrum",
+    "Locality",
+    "Pixels",
+    "Spectra",
+    "attention_errors",
+    "compare",
+    "draw_grid",
+    "draw_locality",
+    "draw_meetings",
+    "draw_spectra",
+    "draw_tokens",
+    "groups_of",
+    "head_maps",
+    "head_spectra",
+    "image_queries",
+    "locality",
+    "meetings",
+    "save",
+    "sized",
+    "spectra",
+    "tokens_html",
+]
