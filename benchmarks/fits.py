@@ -61,7 +61,7 @@ class Fits:
         """The loss of a language model at two lengths."""
         model = SmolLM("sdpa")
         ids = model.tokens("\n\n".join(documentation()), 120_000)
-        for length, count in ((4096, 6), (8192, 4)):
+        for length, count in ((4096, 4), (8192, 3)):
             batches = [{"input_ids": part} for part in ids[:, : length * count].split(length, 1)]
             self.fit(f"SmolLM2, {length:,} tokens", model.model, batches, 0.99)
 

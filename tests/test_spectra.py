@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -462,3 +463,11 @@ def test_without_a_mechanism_there_is_one_picture_and_without_heads_none():
     assert len(draw_spectra(Spectra("", some_heads([math.nan] * 2))).axes) == 1
     with pytest.raises(ValueError, match="found: expected at least one head, got none"):
         draw_spectra(Spectra("smyrf", ()))
+
+
+def test_errors_that_are_all_alike_are_said_to_be_so():
+    layer = torch.nn.TransformerEncoderLayer(32, 4, batch_first=True).eval()
+    found = spectra(layer, torch.randn(1, 21, 32), mechanism="local:window=99")
+    alike = replace(found, heads=tuple(replace(each, error=0.0) for each in found.heads))
+    assert "the same in all heads, so nothing to compare" in alike.describe()
+    assert len(draw_spectra(alike).axes) == 1

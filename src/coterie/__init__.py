@@ -29,6 +29,7 @@ from coterie.mechanisms import (
 )
 from coterie.observe import Seen, observing
 from coterie.plan import Means, Plan, Round
+from coterie.schedule import RoundsSchedule
 
 __all__ = [
     "AtLeast",
@@ -45,6 +46,7 @@ __all__ = [
     "Plan",
     "Reformer",
     "Round",
+    "RoundsSchedule",
     "Routing",
     "Seen",
     "Smyrf",

@@ -144,8 +144,7 @@ class RoundsSchedule:
             warnings.warn(f"RoundsSchedule: the estimate for {name!r} leaves its attn_mask out", stacklevel=2)
         # Its own seed rather than PyTorch's generator: looking must not change what is drawn next.
         probe = _Probe(replace(smyrf, resample=False), self.max_rounds, [])
-        names = ("key_mask", "query_mask", "is_causal", "causal_offset", "scale", "layer", "backend")
-        probe.plan(seen.q, seen.k, **{each: seen.settings[each] for each in names})
+        probe.plan(seen.q, seen.k, **seen.planning())
         return probe.found[0]
 
 

@@ -36,7 +36,7 @@ def draw_spectra(found: Spectra, *, against: str = "effective_rank", title: str 
     """
     expect(bool(found.heads), "found", "at least one head", "none")
     # Asked first, so that a measure that cannot be drawn is refused before anything is.
-    correlation = found.correlation(against) if found.mechanism else None
+    correlation = found.correlation(against) if found.errors_differ else None
     figure = Figure(figsize=(11 if correlation else 6, 4.2), layout="constrained")
     draw_values(figure.add_subplot(1, 2 if correlation else 1, 1), found.heads)
     if correlation is not None:

@@ -128,6 +128,11 @@ class Spectra:
         """The heads that decay slowly."""
         return tuple(each for each in self.heads if each.slow)
 
+    @property
+    def errors_differ(self) -> bool:
+        """Whether there are errors to correlate anything with: of at least 3 heads, and not all alike."""
+        return bool(self.mechanism) and len(self.heads) >= 3 and len({each.error for each in self.heads}) > 1
+
     def correlation(self, measure: str = "effective_rank") -> Correlation:
         """Whether heads with a larger measure have a larger error.
 
@@ -184,7 +189,9 @@ class Spectra:
             lines.append(
                 f"  {self.error_of} error of {self.mechanism}: slow heads {means[0]:.3f}, others {means[1]:.3f}"
             )
-        if self.mechanism and len(self.heads) >= 3:
+        if self.mechanism and not self.errors_differ:
+            lines.append(f"  {self.error_of} error of {self.mechanism}: the same in all heads, so nothing to compare")
+        elif self.mechanism:
             for measure in MEASURES if not ranks.isnan().any() else MEASURES[1:]:
                 found = self.correlation(measure)
                 lines.append(f"  Spearman of {measure} and error: {found.rho:+.3f} (p = {found.p_value:.1e})")

@@ -48,7 +48,11 @@ def inspect(
     chosen = coterie.as_mechanism(mechanism)
     if what in (What.HEADS, What.ERRORS) and picture is not None:
         raise UserError(f"--out: there is no picture of {what.value}; 'spectra' and 'memberships' have one.")
-    if Path(model).suffix.lower() in _IMAGES:
+    image = Path(model).suffix.lower() in _IMAGES
+    kinds = (".png", ".svg", ".html") if what is What.MEMBERSHIPS and not image else (".png", ".svg")
+    if picture is not None and picture.suffix.lower() not in kinds:
+        raise UserError(f"--out must end in {' or '.join(kinds)}, not {picture.suffix!r}.")
+    if image:
         if what is not What.MEMBERSHIPS:
             raise UserError(f"an image has no heads: 'coterie inspect {model} memberships' shows its groups.")
         _image(Path(model), chosen, length, picture, as_json)

@@ -37,7 +37,8 @@ def solve_command(
 
     if objective not in ("softmax", "mass"):
         raise UserError(f"--objective must be 'softmax' or 'mass', not {objective!r}.")
-    problem = bi.Problem.balanced(_read(scores, size, seed), clusters, objective)  # type: ignore[arg-type]
+    given = bi.Problem.balanced(_read(scores, size, seed), clusters)
+    problem = given if objective == "softmax" else bi.Problem.balanced(given.weights, clusters, "mass")
     with spinner("solving"):
         found = {
             "exact": bi.solve(problem),
@@ -58,7 +59,11 @@ def solve_command(
     if as_json:
         print(json.dumps(rows))
         return
-    words = "kept mass, the more the better" if objective == "mass" else "‖σ(P̂₀) − σ(P)‖²_F, the less the better"
+    words = (
+        "attention within clusters, the more the better"
+        if objective == "mass"
+        else "‖σ(P̂₀) − σ(P)‖²_F, the less the better"
+    )
     print_table(
         f"{len(problem.scores)} queries, {problem.scores.shape[1]} keys, {clusters} clusters: {words}",
         ["method", "value", "cluster of each query", "of each key"],
