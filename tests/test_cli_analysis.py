@@ -85,6 +85,15 @@ def test_the_equivalence_of_theorem_1():
     assert "the limit holds" in coterie("theory", "equivalence", "--seed", "3")
 
 
+def test_the_assumptions_of_theorem_2():
+    found = json.loads(
+        coterie("theory", "assumptions", "demo", *SMALL, "--mechanism", "topk:k=60", "--most", "60", "--json")
+    )
+    assert len(found) == 6
+    assert all(share == 1 for row in found.values() for share in row.values())
+    assert "effective" in coterie("theory", "assumptions", "demo", *SMALL)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -101,6 +110,7 @@ def test_the_equivalence_of_theorem_1():
         (("theory", "solve", "--size", "4", "--clusters", "5"), "clusters: expected"),
         (("theory", "solve", "--size", "200", "--clusters", "20"), "expected"),
         (("theory", "solve", "--objective", "speed"), "--objective must be 'softmax' or 'mass', not 'speed'."),
+        (("theory", "assumptions", "demo", *SMALL, "--mechanism", "near-far"), "Theorem 2 says nothing about means"),
         (("theory", "matching", "1,2"), "triples must be three numbers from 1 on with commas"),
     ],
 )

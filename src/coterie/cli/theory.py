@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from coterie.cli.console import Json, out, print_table, spinner
+from coterie.cli import inputs
+from coterie.cli.console import Json, Model, Text, out, print_table, spinner
 from coterie.cli.inputs import UserError
 
 app = typer.Typer(help="How good could clusters be? See docs/theory.md.", no_args_is_help=True)
@@ -138,6 +139,47 @@ def equivalence(
         [[name, _labels(c.queries), _labels(c.keys)] for name, c in rows.items()],
     )
     out.print(f"the claim {'holds' if found.claim else 'fails'}; the limit {'holds' if found.limit_claim else 'fails'}")
+
+
+@app.command("assumptions")
+def assumptions_command(
+    model: Model,
+    text: Text = None,
+    length: Annotated[int, typer.Option(min=2, help="Tokens.")] = 256,
+    mechanism: Annotated[str, typer.Option(help="One that meets keys directly.")] = "smyrf:rounds=8,cluster_size=32",
+    most: Annotated[int, typer.Option(min=1, help="Keys that a query may need, T.")] = 32,
+    tolerance: Annotated[float, typer.Option(help="Dense weights up to this count as 0.")] = 0.01,
+    as_json: Json = False,
+) -> None:
+    """Theorem 2 on a model: for how many queries of each module do its three assumptions hold?"""
+    import coterie
+    from coterie.analysis.biclustering import assumptions
+    from coterie.fitting.hosts import watch_dense
+    from coterie.observe import Seen
+
+    chosen = coterie.as_mechanism(mechanism)
+    source = inputs.read_text(text) if text else inputs.documentation()
+    shares: dict[str, list[float]] = {}
+
+    def look(name: str, seen: Seen) -> None:
+        plan = chosen.plan(seen.q, seen.k, **seen.planning())
+        masks = {key: seen.settings[key] for key in ("key_mask", "query_mask", "scale")}
+        found = assumptions(seen.q, seen.k, plan, most=most, tolerance=tolerance, **masks)
+        parts = (found.sparse, found.fair, found.effective, found.hold)
+        shares[name] = [float(part[found.real].double().mean()) for part in parts]
+
+    with spinner(f"loading {model} and checking"):
+        loaded = inputs.load_model(model)
+        watch_dense(loaded.model, inputs.cut(loaded, source, [length], 2)[0][0], look)
+    columns = ["sparse", "fair", "effective", "all three"]
+    if as_json:
+        print(json.dumps({name: dict(zip(columns, row, strict=True)) for name, row in shares.items()}))
+        return
+    print_table(
+        f"{chosen} on {length} tokens: queries for which the assumptions of Theorem 2 hold",
+        ["attention module", *columns],
+        [[name, *(f"{share:.1%}" for share in row)] for name, row in shares.items()],
+    )
 
 
 def _labels(labels: Any) -> str:
