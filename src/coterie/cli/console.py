@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,6 +34,19 @@ def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
     for row in rows:
         table.add_row(*row)
     out.print(table)
+
+
+def print_json(found: Any) -> None:
+    """JSON on one line; numbers that are not finite, which JSON does not know, become null."""
+    print(json.dumps(_finite(found), allow_nan=False))
+
+
+def _finite(found: Any) -> Any:
+    if isinstance(found, dict):
+        return {key: _finite(value) for key, value in found.items()}
+    if isinstance(found, list | tuple):
+        return [_finite(value) for value in found]
+    return None if isinstance(found, float) and not math.isfinite(found) else found
 
 
 @contextmanager

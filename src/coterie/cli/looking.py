@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
@@ -13,7 +12,7 @@ from torch import Tensor
 
 import coterie
 from coterie.cli import inputs
-from coterie.cli.console import Extend, Json, Text, bars, out, print_table, spinner
+from coterie.cli.console import Extend, Json, Text, bars, out, print_json, print_table, spinner
 from coterie.cli.inputs import Loaded, UserError
 
 _IMAGES = (".png", ".jpg", ".jpeg")
@@ -82,7 +81,7 @@ def _heads(loaded: Loaded, batch: Any, mechanism: Any, length: int, worst: int, 
     ]
     rows.sort(key=lambda row: -row["error"])
     if as_json:
-        print(json.dumps(rows))
+        print_json(rows)
         return
     print_table(
         f"{mechanism} on {length} tokens: the hardest of {len(rows)} heads",
@@ -106,7 +105,7 @@ def _spectra(loaded: Loaded, batch: Any, mechanism: Any, worst: int, picture: Pa
     if picture is not None:
         save(draw_spectra(found, title=loaded.name), picture)
     if as_json:
-        print(json.dumps(found.table()))
+        print_json(found.table())
         return
     rows = sorted(found.table(), key=lambda row: row["rate"])
     print_table(
@@ -168,9 +167,7 @@ def _memberships(title: str, labels: Tensor, local: Any, picture: Path | None, a
     groups = int(labels[labels >= 0].unique().numel())
     if as_json:
         by_distance = dict(zip(local.distances, local.shares, strict=True))
-        print(
-            json.dumps({"groups": groups, "labels": labels.tolist(), "together": by_distance, "chance": local.chance})
-        )
+        print_json({"groups": groups, "labels": labels.tolist(), "together": by_distance, "chance": local.chance})
         return
     print_table(
         f"{title}: {groups} groups",
@@ -188,7 +185,7 @@ def _errors(loaded: Loaded, batch: Any, module: str | None, keys: int, as_json: 
     with spinner("comparing"):
         found = compare(None, call["q"], call["k"], call["v"], keys=keys, rows=256, **call["planning"])
     if as_json:
-        print(json.dumps({"module": name, **found.to_dict()}))
+        print_json({"module": name, **found.to_dict()})
         return
     out.print(f"{loaded.name}, {name}: about {keys} keys a query", markup=False)
     out.print(str(found), markup=False, highlight=False, soft_wrap=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +10,7 @@ import numpy as np
 import typer
 
 from coterie.cli import inputs
-from coterie.cli.console import Json, Model, Text, out, print_table, spinner
+from coterie.cli.console import Json, Model, Text, out, print_json, print_table, spinner
 from coterie.cli.inputs import UserError
 
 app = typer.Typer(help="How good could clusters be? See docs/theory.md.", no_args_is_help=True)
@@ -58,7 +57,7 @@ def solve_command(
         for name, each in found.items()
     ]
     if as_json:
-        print(json.dumps(rows))
+        print_json(rows)
         return
     words = (
         "attention within clusters, the more the better"
@@ -97,7 +96,7 @@ def matching(
         }
     chosen = None if found is None else [[x + 1 for x in triple] for triple in found]
     if as_json:
-        print(json.dumps({"answers": answers, "matching": chosen}))
+        print_json({"answers": answers, "matching": chosen})
         return
     print_table("Is there a matching?", ["decided", "answer"], [[k, "yes" if v else "no"] for k, v in answers.items()])
     if chosen is not None:
@@ -131,7 +130,7 @@ def equivalence(
         each = {
             name: {"queries": list(map(int, c.queries)), "keys": list(map(int, c.keys))} for name, c in rows.items()
         }
-        print(json.dumps({"claim": found.claim, "limit_claim": found.limit_claim, "optima": each}))
+        print_json({"claim": found.claim, "limit_claim": found.limit_claim, "optima": each})
         return
     print_table(
         f"the best clusters, a = {a:g}, {copies} special keys a query",
@@ -173,7 +172,7 @@ def assumptions_command(
         watch_dense(loaded.model, inputs.cut(loaded, source, [length], 2)[0][0], look)
     columns = ["sparse", "fair", "effective", "all three"]
     if as_json:
-        print(json.dumps({name: dict(zip(columns, row, strict=True)) for name, row in shares.items()}))
+        print_json({name: dict(zip(columns, row, strict=True)) for name, row in shares.items()})
         return
     print_table(
         f"{chosen} on {length} tokens: queries for which the assumptions of Theorem 2 hold",
