@@ -268,6 +268,8 @@ def _theorem1() -> Figure:
             shares = [mean(biclustering.equivalence(p, a, copies).claim for p in problems) for a in sharpness]
             axes.plot(sharpness, shares, line, marker="o", label=f"deviation {deviation:g}, {copies} special keys")
     axes.set(xscale="log", xlabel="a", ylabel="share of instances", ylim=(None, 1.02))
+    axes.set_xticks(sharpness, [f"{a:g}" for a in sharpness])
+    axes.minorticks_off()
     axes.legend(frameon=False, fontsize=8)
     return figure
 
