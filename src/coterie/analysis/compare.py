@@ -84,7 +84,7 @@ class Comparison:
 
     def __str__(self) -> str:
         titles = ("", "mechanism", "keys met", "weights", "output", "mass captured", "misplaced")
-        lines = [titles]
+        lines: list[tuple[str, ...]] = [titles]
         for row in self.rows:
             found = row.estimates()
             lines.append((row.name, row.mechanism, f"{row.keys_met:,.1f}", *(_written(found[m]) for m in _MEASURES)))
