@@ -2,8 +2,8 @@
 
 Associative recall: a sequence of (key, value) tokens, then keys whose values are asked for. Attention starts diffuse
 and ends on one token. Trained four times from the same weights on the same batches: dense, with `RoundsSchedule`, and
-with SMYRF of the most and of the fewest rounds. Printed: what the schedule chose over time, and loss and accuracy on
-held-out sequences. About four minutes on one core.
+with SMYRF of the most and of the fewest rounds; the most, 8 rounds of 8 groups, cost as many scores as dense attention.
+Printed: what the schedule chose over time, and loss and accuracy on held-out sequences. Two minutes on one core.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def train(model: Recall, steps: int, seed: int, schedule: RoundsSchedule | None,
         warm.step()
         if schedule is not None:
             schedule.step()
-        if step % (2 * EVERY) == 0 or step == 1:
+        if step % EVERY == 1:  # where the schedule chooses
             looks.append({"step": step, "loss": loss.item()})
     return time.perf_counter() - start
 
@@ -122,17 +122,21 @@ def show(found: dict[str, Any], console: Console) -> None:
     modules = sorted({each["module"] for each in log})
     losses = {name: {look["step"]: look["loss"] for look in each["looks"]} for name, each in found.items()}
     table = Table(title=f"rounds that the schedule chose: relative Frobenius error ≤ {MAX_ERROR}, at most {MAX_ROUNDS}")
-    for column in ("step", *(f"{m}: rounds (error)" for m in modules), "loss, schedule", "loss, dense"):
+    for column in (
+        "step",
+        *(f"layer {i}: rounds (error)" for i in range(len(modules))),
+        "loss, schedule",
+        "loss, dense",
+    ):
         table.add_column(column, justify="right")
     chosen = {(each["step"], each["module"]): each for each in log}
     for step in sorted({each["step"] for each in log}):
-        near = min(losses["dense"], key=lambda s, step=step: abs(s - step))  # type: ignore[misc]
         cells = [chosen[step, m] for m in modules]
         table.add_row(
             f"{step:,}",
             *(f"{c['rounds']} ({c['error']:.2f})" for c in cells),
-            f"{losses['schedule'][near]:.3f}",
-            f"{losses['dense'][near]:.3f}",
+            f"{losses['schedule'][step]:.3f}",
+            f"{losses['dense'][step]:.3f}",
         )
     console.print(table)
     rounds = [each["rounds"] for each in log]
@@ -141,7 +145,7 @@ def show(found: dict[str, Any], console: Console) -> None:
     for column in ("attention", "mean rounds", "loss", "against dense", "accuracy", "time"):
         table.add_column(column, justify="left" if column == "attention" else "right")
     for name, each in found.items():
-        mean = {"dense": "–", "schedule": f"{sum(rounds) / len(rounds):.2f}"}.get(name, name.split()[-2])
+        mean = {"dense": "–", "schedule": f"{sum(rounds) / len(rounds):.2f}"}.get(name) or name.split()[-2]
         table.add_row(
             name,
             mean,
@@ -156,7 +160,7 @@ def show(found: dict[str, Any], console: Console) -> None:
 def main() -> None:
     """Train, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder to write rounds.json to")
     options = parser.parse_args()
