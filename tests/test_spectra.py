@@ -192,7 +192,7 @@ def test_ranks_are_those_of_their_definitions():
 def test_the_fit_is_the_least_squares_line_through_the_logarithms():
     q, k, _ = tensors(queries=33)
     for each in head_spectra(q, k):
-        y = np.log(each.values.numpy())
+        y = np.log(each.values.numpy()[:17])  # the larger half
         slope, intercept = np.polyfit(np.arange(len(y)), y, 1)
         rest = y - (slope * np.arange(len(y)) + intercept)
         assert each.rate == pytest.approx(-slope)
@@ -280,7 +280,7 @@ def encoder() -> nn.Module:
     return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
 
 
-@pytest.mark.parametrize("error_of", ["output", "map"])
+@pytest.mark.parametrize("error_of", ["output", "map", "frobenius"])
 def test_the_heads_of_a_torch_model_and_their_errors(error_of, monkeypatch):
     monkeypatch.setattr(sys.modules["coterie.analysis.spectra"], "_COLUMNS", 2 * 3 * 35 * 8)  # not the function
     model, x = encoder(), torch.randn(2, 35, 24, dtype=torch.float64)
@@ -298,12 +298,13 @@ def test_the_heads_of_a_torch_model_and_their_errors(error_of, monkeypatch):
         near = oracle(call.q, call.k, h, b, sees=lambda i, j: abs(i - j) <= 3)
         same_values(each, exact)
         v = call.v[b, h].numpy() if error_of == "output" else np.eye(35)
-        assert each.error == pytest.approx(np.linalg.norm((near - exact) @ v) / np.linalg.norm(exact @ v))
+        size = 1 if error_of == "frobenius" else np.linalg.norm(exact @ v)
+        assert each.error == pytest.approx(np.linalg.norm((near - exact) @ v) / size)
     assert not isinstance(model.layers[0].self_attn, coterie.nn.MultiheadAttention)  # put back
 
 
 def test_an_error_of_something_else_is_refused():
-    with pytest.raises(ValueError, match="error_of: expected one of 'output', 'map', got 'values'"):
+    with pytest.raises(ValueError, match="error_of: expected one of 'output', 'map', 'frobenius', got 'values'"):
         spectra(encoder(), torch.randn(1, 9, 24), error_of="values")
 
 

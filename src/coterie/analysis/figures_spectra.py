@@ -9,6 +9,11 @@ from coterie.analysis.spectra import HeadSpectrum, Spectra
 from coterie.errors import expect
 
 SLOW, FAST = "#c1272d", "#3b6ea5"
+_ERRORS = {
+    "output": "relative error of the output",
+    "map": "relative error of the map",
+    "frobenius": "‖Â − A‖ of the map",
+}
 _LABELS = {
     "effective_rank": "effective rank",
     "stable_rank": "stable rank",
@@ -44,9 +49,7 @@ def draw_spectra(found: Spectra, *, against: str = "effective_rank", title: str 
         for slow, colour in ((False, FAST), (True, SLOW)):
             part = [each for each in found.heads if each.slow == slow]
             axes.scatter([getattr(each, against) for each in part], [each.error for each in part], s=14, color=colour)
-        axes.set(xlabel=_LABELS[against], ylabel=f"relative error of the {found.error_of}\n{found.mechanism}")
-        if against.endswith("rank"):
-            axes.set_xscale("log")
+        axes.set(xlabel=_LABELS[against], ylabel=f"{_ERRORS[found.error_of]}\n{found.mechanism}")
         axes.set_title(
             f"Spearman {correlation.rho:+.2f} (p = {correlation.p_value:.1g}, {correlation.heads} heads)", fontsize=10
         )

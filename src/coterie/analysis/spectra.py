@@ -22,8 +22,8 @@ from coterie.observe import Seen
 
 DENSE_UP_TO = 2048  # the shorter side of a map whose singular values are all computed
 LARGEST = 64  # values that are looked for in a larger one
-SLOW = math.log(100)  # a slow head: its fitted line falls to less than a hundredth over the whole spectrum
-ERRORS = ("output", "map")
+SLOW = math.log(100)  # a slow head: over as many values as it has, its line falls by less than a hundredfold
+ERRORS = ("output", "map", "frobenius")
 MEASURES = ("effective_rank", "stable_rank", "rate", "r2")
 _ITERATIONS, _TOLERANCE = 20, 1e-4
 _COLUMNS = 1 << 24  # weights of a mechanism that are there at the same time
@@ -39,10 +39,11 @@ class HeadSpectrum:
         shape: real queries × real keys; n, the length of the whole spectrum, is the smaller of the two.
         values: float64, descending: all n, or the largest.
         energy: ‖A‖²_F = Σ σᵢ², of all values, also of those that are not listed.
-        rate, r2: the least-squares line log σᵢ ≈ c − rate·i through the listed values above rounding, and the share of
-            their variance that it explains; NaN if there are fewer than three.
-        slow: rate·n is below the threshold: over the whole spectrum the line falls by less than that factor.
-        error: ‖Â − A‖_F / ‖A‖_F of the map under a mechanism, or the same of the head's output A·v; NaN without one.
+        rate, r2: the least-squares line log σᵢ ≈ c − rate·i through the listed values of the larger half, i ≤ ⌈n/2⌉,
+            that are above rounding, and the share of their variance that it explains; NaN if there are fewer than
+            three. The smallest values of nearly every map plunge, which says nothing about how it decays before.
+        slow: rate·n is below the threshold: over n values the line falls by less than that factor.
+        error: of the head under a mechanism, see `spectra`; NaN without one.
         change: largest relative change of a value in the last iteration of the randomised SVD; 0 for a dense one.
     """
 
@@ -113,7 +114,7 @@ class Spectra:
 
     Attributes:
         mechanism: whose error was measured; "" for none.
-        error_of: "output" or "map".
+        error_of: "output", "map" or "frobenius", see `spectra`.
         heads: in the order in which the modules ran.
         skipped: attention modules that have no dense map of their own, such as sliding windows.
     """
@@ -220,7 +221,9 @@ def spectra(
         model: of Hugging Face, or with torch.nn.MultiheadAttention inside.
         batch: what the model is called with.
         mechanism: whose error is compared; None for none.
-        error_of: "output", ‖out − exact‖ / ‖exact‖ of a head's output, or "map", ‖Â − A‖_F / ‖A‖_F of its weights.
+        error_of: "output": ‖out − exact‖ / ‖exact‖ of a head's output; "map": ‖Â − A‖_F / ‖A‖_F of its weights;
+            "frobenius": ‖Â − A‖_F, which is what the supplement speaks of (§16.1). It matters: a slow head has a large
+            ‖A‖_F, so that its error may be large in itself and small for its size.
         values, dense_up_to, slow_below, seed: as in `head_spectra`.
         tell: is told the name of each module when it is done.
 
@@ -338,7 +341,7 @@ def _spectrum(
         found, change = torch.linalg.svdvals(each.dense()), 0.0
         energy = float(found.square().sum())
     found = found[:wanted]
-    rate, r2 = decay(found, largest_side=max(each.shape))
+    rate, r2 = decay(found[: (full + 1) // 2], largest_side=max(each.shape))
     return HeadSpectrum(
         module=module,
         sample=each.sample,
@@ -413,14 +416,14 @@ def decay(values: Tensor, *, largest_side: int) -> tuple[float, float]:
 
 
 def _errors(seen: Seen, mechanism: Mechanism, error_of: str) -> Tensor:
-    """(B, heads): the relative error of a mechanism in one call."""
+    """(B, heads): the error of a mechanism in one call."""
     wrong = size = torch.zeros(())
     for values in [seen.v] if error_of == "output" else _unit_columns(seen):
         call = replace(seen, v=values)
         exact = call.attend(Full()).double()
         wrong = wrong + (call.attend(mechanism).double() - exact).square().sum((2, 3))
         size = size + exact.square().sum((2, 3))
-    return (wrong / size.clamp(min=1e-300)).sqrt()
+    return wrong.sqrt() if error_of == "frobenius" else (wrong / size.clamp(min=1e-300)).sqrt()
 
 
 def _unit_columns(seen: Seen) -> Iterator[Tensor]:
