@@ -76,11 +76,16 @@ class Gallery:
             ("MiniLM, 512 tokens", minilm.model, torch.tensor([minilm.tokens(text, 512)])),
             ("SmolLM2-135M, 512 tokens", smollm.model, smollm.tokens(text, 512)),
         ):
-            for spec in ("smyrf:rounds=4,cluster_size=32", "near-far:near=32"):
-                found = spectra(model, {"input_ids": ids}, mechanism=spec, tell=lambda _: None)
-                file = f"spectra-{name.split(',')[0].lower()}-{spec.split(':')[0]}"
+            for spec, error in (
+                ("smyrf:rounds=4,cluster_size=32", "output"),
+                ("smyrf:rounds=4,cluster_size=32", "map"),
+                ("smyrf:rounds=4,cluster_size=32", "frobenius"),
+                ("near-far:near=32", "output"),
+            ):
+                found = spectra(model, {"input_ids": ids}, mechanism=spec, error_of=error)
+                file = f"spectra-{name.split(',')[0].lower()}-{spec.split(':')[0]}-{error}"
                 picture = self.put(file, draw_spectra(found, title=name))
-                parts += [f"## {name}, {spec}", picture, f"```text\n{found.describe()}\n```"]
+                parts += [f"## {name}, {spec}: error of the {error}", picture, f"```text\n{found.describe()}\n```"]
         self.page("spectra", "Spectra of attention maps", parts)
 
     def memberships(self) -> None:
