@@ -58,7 +58,7 @@ bench: setup
 fidelity: setup
 	$(BIN)/python -m benchmarks.fidelity
 
-# What `coterie fit` promises; about 15 minutes on 2 cores.
+# What `coterie fit` promises; about 40 minutes on 2 cores.
 fits: setup
 	$(BIN)/python -m benchmarks.fits
 
