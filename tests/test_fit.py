@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import coterie
-from coterie.fitting.hosts import DENSE
+from coterie.fitting.hosts import DENSE, host_of
+from coterie.fitting.measures import Fidelity
 from coterie.fitting.profile import Profile, Shape, Tried
 from coterie.fitting.search import cheapest, path
 
@@ -235,3 +236,13 @@ def test_short_inputs_of_a_hugging_face_model_run_its_own_attention():
             model(input_ids=torch.randint(3, 99, (1, length)))
     assert [call.q.shape[2] for call in seen] == [70] * len(coterie.hf.attention_modules(model))
     assert "local:window=9@70" in str(model.config.coterie)
+
+
+@pytest.mark.parametrize(
+    ("dense", "found", "fidelity"),
+    [(4.0, 3.0, 0.75), (4.0, 5.0, 1.25), (-2.0, -2.2, 0.9), (-2.0, -1.0, 1.5), (0.0, 0.0, 1.0), (0.0, -1.0, 0.0)],
+)
+def test_scores_of_any_sign(dense, found, fidelity):
+    scale = Fidelity(host_of(encoder()), lambda model, batch: 0.0, [])
+    assert scale._compare(dense, found, None) == pytest.approx(fidelity)
+    assert math.isnan(scale._compare(1.0, math.nan, None))  # which is no fidelity that was asked for

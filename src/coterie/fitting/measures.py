@@ -22,7 +22,7 @@ class Fidelity:
 
     "hidden": the mean cosine of the final hidden states of real tokens.
     "loss": the dense model's loss of the next token over the clustered one's.
-    A callable (model, batch) → score, the higher the better: its score over the dense one's.
+    A callable (model, batch) → score, the higher the better: 1 − (dense − clustered) / |dense|.
     """
 
     def __init__(self, host: Host, measure: Measure | None, batches: list[Any]) -> None:
@@ -69,8 +69,9 @@ class Fidelity:
             mask = real_tokens(batch)
             return float(cosine.mean() if mask is None or mask.shape != cosine.shape else cosine[mask].mean())
         if self.measure == "loss":
-            return float(dense / found)
-        return float(found / dense) if dense else float(found == dense)
+            return float(dense / found) if found else float(dense == found)
+        # found / dense, and the same for scores below 0: what is lost counts against the size of what there was
+        return 1 - (dense - found) / abs(dense) if dense else float(found >= dense)
 
 
 def real_tokens(batch: Any) -> Tensor | None:
