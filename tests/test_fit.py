@@ -246,3 +246,12 @@ def test_scores_of_any_sign(dense, found, fidelity):
     scale = Fidelity(host_of(encoder()), lambda model, batch: 0.0, [])
     assert scale._compare(dense, found, None) == pytest.approx(fidelity)
     assert math.isnan(scale._compare(1.0, math.nan, None))  # which is no fidelity that was asked for
+
+
+def test_a_score_that_is_not_a_number_holds_nothing():
+    def score(model, batch):
+        return math.nan if isinstance(model.layers[0].self_attn, coterie.nn.MultiheadAttention) else 1.0
+
+    found = coterie.fit(encoder(1), batches(), 0.9, measure=score, candidates=["local:window=9"])
+    assert found.all_dense
+    assert found.held_out == 1.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -233,7 +234,7 @@ class _Run:
         def holds(plan: Choices) -> bool:
             index = plans.index(plan)
             if index not in scores:
-                scores[index] = min(self._score(scale, plan, modules, here).values())
+                scores[index] = _least(self._score(scale, plan, modules, here))
                 self.tell("search", min(len(scores) - 1, steps), steps)
             return scores[index] >= self.target
 
@@ -241,11 +242,11 @@ class _Run:
         if self._out_of_time():
             notes.append(f"The time budget of {self.budget:g} s was used up: a cheaper plan may hold, too.")
         by_length = self._score(scale, plans[chosen], modules, there)
-        first = min(by_length.values())
-        while min(by_length.values()) < self.target and chosen < len(plans) - 1:
+        first = _least(by_length)
+        while not _least(by_length) >= self.target and chosen < len(plans) - 1:
             chosen = min(len(plans) - 1, chosen + max(1, len(plans) // 20))
             by_length = self._score(scale, plans[chosen], modules, there)
-        if first < self.target:
+        if not first >= self.target:  # NaN holds nothing
             notes.append(
                 f"The cheapest plan that held on the calibration batches gave {first:.4f} on held-out ones; "
                 "it was made more exact until it held there."
@@ -259,13 +260,13 @@ class _Run:
         elif any("@" in spec for spec in choices.values()):
             notes.append("Short inputs stay dense: the number after '@' is that of keys from which a mechanism runs.")
         if chosen not in scores:
-            scores[chosen] = min(self._score(scale, plans[chosen], modules, here).values())
+            scores[chosen] = _least(self._score(scale, plans[chosen], modules, here))
         return Fit(
             choices=choices,
             measure=scale.name,
             fidelity=self.target,
             calibrated=scores[chosen],
-            held_out=min(by_length.values()),
+            held_out=_least(by_length),
             table=table,
             attention_seconds=self._attention_seconds(table, plans[chosen]),
             lengths=self._speed(choices, by_length),
@@ -321,6 +322,11 @@ class _Run:
                     best[name, tokens] = min(best.get((name, tokens), float("inf")), seconds)
             self.tell("timing", repeat + 1, repeats)
         return [AtLength(n, f, best["dense", n], best["dense" if same else "fitted", n]) for n, f in fidelity.items()]
+
+
+def _least(scores: dict[int, float]) -> float:
+    """The worst of some lengths; NaN if one is."""
+    return math.nan if any(math.isnan(score) for score in scores.values()) else min(scores.values())
 
 
 def environment() -> dict[str, str]:
