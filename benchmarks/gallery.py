@@ -78,7 +78,6 @@ class Gallery:
         ):
             for spec, error in (
                 ("smyrf:rounds=4,cluster_size=32", "output"),
-                ("smyrf:rounds=4,cluster_size=32", "map"),
                 ("smyrf:rounds=4,cluster_size=32", "frobenius"),
                 ("near-far:near=32", "output"),
             ):

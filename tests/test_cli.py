@@ -101,7 +101,7 @@ def test_bench_mechanisms_and_doctor():
     ("arguments", "message"),
     [
         (("fit", "nowhere"), "there is no model at 'nowhere'"),
-        (("fit", "{folder}"), "is a folder without a config.json or a GGUF file"),
+        (("fit", "{folder}"), "is neither a folder with a config.json or a GGUF file nor a GGUF file itself."),
         (("fit", "{broken}"), "could not be loaded"),
         (("fit", "demo", "--fidelity", "0"), "--fidelity must be in (0, 1], not 0.0."),
         (("fit", "demo", "--lengths", "a"), "--lengths must be numbers separated by commas, not 'a'."),
@@ -113,6 +113,10 @@ def test_bench_mechanisms_and_doctor():
         (("fit", "demo", "--text", "{folder}/missing"), "missing cannot be read: No such file or directory."),
         (("fit", "demo", "--text", "{folder}/short.txt"), "the text has 2 tokens, and 6 sequences of each length need"),
         (("fit", "demo", "--measure", "loss", "--lengths", "20"), "as the model predicts no next token"),
+        (("fit", "demo", "--measure", "speed"), "--measure must be 'hidden' or 'loss', not 'speed'."),
+        (("fit", "demo", "--out", "{folder}"), "is a folder, not a file to write to."),
+        (("fit", "demo", "--lengths", "2"), "--lengths must be more than the 2 special tokens of demo."),
+        (("fit", "/tmp/x[/red]"), "there is no model at '/tmp/x[/red]'"),
         (("run", "demo", "--fit", "{folder}/short.txt"), "is not what 'coterie fit --save' writes."),
         (("run", "demo", "--fit", "{folder}/missing"), "missing cannot be read: No such file or directory."),
         (("run", "demo", "--extend-positions"), "--extend-positions needs a --length to extend them to."),
@@ -215,3 +219,44 @@ def test_json_knows_no_nan(capsys):
 
     print_json({"a": [1.0, float("nan")], "b": (float("inf"), "x"), "c": 2})
     assert json.loads(capsys.readouterr().out) == {"a": [1.0, None], "b": [None, "x"], "c": 2}
+
+
+def test_a_gpt_2_speaks_and_a_short_prompt_is_kept(tmp_path):
+    from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
+
+    from coterie.cli.inputs import demo_folder
+
+    config = GPT2Config(
+        vocab_size=30522, n_positions=128, n_embd=32, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0
+    )
+    GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(demo_folder()).save_pretrained(tmp_path)
+    found = json.loads(coterie("run", tmp_path, "--length", "20", "--new-tokens", "30", "--json"))
+    assert found["tokens"] == 20
+    assert "text" in found
+    said = coterie("run", tmp_path, "--new-tokens", "128", fails=1)
+    assert "--new-tokens must be below the 128 positions" in said
+
+
+def test_any_error_is_one_sentence(monkeypatch):
+    import coterie as package
+
+    for error, message in ((KeyError("x"), "KeyError: 'x'"), (ValueError(), "ValueError: no message")):
+
+        def fail(*_: object, error: Exception = error) -> None:
+            raise error
+
+        monkeypatch.setattr(package, "list_mechanisms", fail)
+        assert message in coterie("mechanisms", fails=1)
+
+
+def test_the_default_text_says_nothing_twice():
+    from coterie.cli.inputs import documentation
+
+    parts = documentation().split("\n\n")
+    assert len(parts) == len(set(parts))
+
+
+def test_doctor_keeps_brackets(monkeypatch):
+    monkeypatch.setattr("coterie.cli.app.find_spec", lambda name: None)
+    assert "pip install 'coterie[hf]'" in coterie("doctor")

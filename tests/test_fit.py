@@ -255,3 +255,91 @@ def test_a_score_that_is_not_a_number_holds_nothing():
     found = coterie.fit(encoder(1), batches(), 0.9, measure=score, candidates=["local:window=9"])
     assert found.all_dense
     assert found.held_out == 1.0
+
+
+# --- what a reviewer found --------------------------------------------------------------------------------------------
+
+
+def test_a_path_ends_in_dense_even_if_a_candidate_was_exact_here():
+    table = [Tried("a", DENSE, 0.0, 2.0), Tried("a", "local", 0.0, 1.0)]
+    assert path(table) == [{"a": "local"}, {"a": DENSE}]
+
+
+def test_padding_of_a_torch_model_does_not_count():
+    padding = torch.zeros(2, 60, dtype=torch.bool)
+    padding[1, 30:] = True
+    data = [{"src": torch.randn(2, 60, 32), "src_key_padding_mask": padding} for _ in range(3)]
+    scale = Fidelity(host_of(encoder()), "hidden", data)
+    dense, other = torch.randn(2, 60, 8), torch.randn(2, 60, 8)
+    other[~padding] = dense[~padding]
+    assert scale._compare(dense, other, data[0]) == pytest.approx(1.0)
+
+
+def test_each_length_is_held_out():
+    data = [torch.randn(1, n, 32) for n in (40, 40, 40, 90, 90, 90)]
+    found = coterie.fit(encoder(1), data, 0.9, candidates=["local:window=9"])
+    assert sorted(at.tokens for at in found.lengths) == [40, 90]
+    with pytest.raises(ValueError, match="at least 2 of each length, as some are held out, got 1 of 90 tokens"):
+        coterie.fit(encoder(1), data[:4], 0.9)
+
+
+def test_the_model_is_left_as_it_was():
+    model = encoder()
+    model.train()
+    model.layers[0].eval()
+    coterie.fit(model, batches(), 0.9, candidates=["local:window=9"])
+    assert [layer.training for layer in model.layers] == [False, True]
+
+
+def test_a_budget_names_the_lengths_that_were_tried():
+    data = [torch.randn(1, n, 32) for n in (40, 40, 90, 90)]
+    found = coterie.fit(encoder(1), data, 0.9, candidates=["local:window=9"], seconds=0.0)
+    assert any("1 of 2 batches: candidates were tried at 90 tokens." in note for note in found.notes)
+
+
+def test_a_candidate_that_starts_somewhere_starts_no_earlier():
+    short, long = (Shape(i, (1, 2, n, 8), (1, 2, n, 8), False) for i, n in enumerate((100, 900)))
+    for own, label in ((50, "local@900"), (1000, "local@1000")):
+        name = f"local@{own}"
+        profile = Profile(
+            errors={("a", name): {short: [0.0], long: [0.5]}},
+            times={(short, DENSE): [1.0], (long, DENSE): [9.0], (short, name): [2.0], (long, name): [3.0]},
+            shapes={"a": [short, long]},
+        )
+        assert profile.table([name])[1].mechanism == label
+
+
+def test_files_that_are_no_plain_files_are_written_to(tmp_path):
+    import os
+    import threading
+
+    from coterie.files import write_whole
+
+    os.mkfifo(tmp_path / "pipe")
+    read: list[str] = []
+    reader = threading.Thread(target=lambda: read.append((tmp_path / "pipe").read_text()))
+    reader.start()
+    write_whole(tmp_path / "pipe", "hello")
+    reader.join(10)
+    assert read == ["hello"]
+    assert (tmp_path / "pipe").is_fifo()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+def test_the_loss_is_the_models_own_and_a_choice_comes_back():
+    pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
+    from transformers import CohereConfig, CohereForCausalLM
+
+    import coterie.hf
+
+    small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
+    model = CohereForCausalLM(CohereConfig(vocab_size=99, intermediate_size=32, logit_scale=0.25, **small)).eval()
+    ids = torch.randint(3, 99, (1, 50))
+    scale = Fidelity(host_of(model), "loss", [{"input_ids": ids}])
+    theirs = float(model(input_ids=ids, labels=ids).loss)
+    assert scale._answer({"input_ids": ids, "labels": ids}) == pytest.approx(theirs, rel=1e-4)
+    coterie.hf.use(model, "local:window=5")
+    before = dict(model.config.coterie["modules"])
+    coterie.fit(model, [{"input_ids": ids, "labels": ids}] * 2, 0.5, candidates=["local:window=9"])
+    assert model.config.coterie["modules"] == before
+    assert model.config._attn_implementation == "coterie"

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 import coterie
@@ -64,6 +67,13 @@ def fit_command(
     """Choose the cheapest attention that keeps a model's answers on your text, and check it on held-out text."""
     if not 0 < fidelity <= 1:
         raise UserError(f"--fidelity must be in (0, 1], not {fidelity}.")
+    if measure not in (None, "hidden", "loss"):
+        raise UserError(f"--measure must be 'hidden' or 'loss', not {measure!r}.")
+    for path in filter(None, (out_file, save)):
+        if path.is_dir():
+            raise UserError(f"{path} is a folder, not a file to write to.")
+    if out_file is not None and find_spec("plotly") is None:
+        raise UserError("reports need plotly: pip install 'coterie[report]'")
     wanted = _lengths(lengths)
     source = inputs.read_text(text) if text else inputs.documentation()
     with spinner(f"loading {model}"):
@@ -80,27 +90,25 @@ def fit_command(
             seed=seed,
             progress=tell,
         )
-        pictures = None
+        if save is not None:
+            found.save(save)
         if out_file is not None:
             from coterie.report import Pictures, write
 
             pictures = Pictures.of(loaded.model, found, held_out[-1], tell)
-    if save is not None:
-        found.save(save)
-    if out_file is not None and pictures is not None:
-        write(out_file, found, pictures, model=model, command=" ".join(["coterie", *sys.argv[1:]]))
+            write(out_file, found, pictures, model=model, command=shlex.join(["coterie", *sys.argv[1:]]))
     if as_json:
         print_json(found.to_dict())
     else:
         _show(found, model)
         for path in filter(None, (save, out_file)):
-            out.print(f"wrote {path}")
+            out.print(f"wrote {path}", markup=False)
     if not found.holds:
-        raise typer.Exit(2)
+        raise typer.Exit(3)  # 2 is a wrong option
 
 
 def _show(found: Fit, model: str) -> None:
-    table = Table(title=f"{model}: attention that keeps {found.measure} ≥ {found.fidelity}")
+    table = Table(title=escape(f"{model}: attention that keeps {found.measure} ≥ {found.fidelity}"))
     for column in ("attention module", "runs", "error there", "attention, ms", "dense, ms"):
         table.add_column(column, justify="left" if column in ("attention module", "runs") else "right")
     rows = {(row.module, row.mechanism): row for row in found.table}
@@ -122,7 +130,7 @@ def _show(found: Fit, model: str) -> None:
     out.print(f"fidelity {found.held_out:.4f} on held-out text: {verdict} (asked {found.fidelity})")
     out.print(f"attention alone {attention:.2f}× faster, the whole model {whole:.2f}×")
     for note in found.notes:
-        out.print(note)
+        out.print(note, markup=False)
 
 
 # --- run --------------------------------------------------------------------------------------------------------------
@@ -147,8 +155,12 @@ def run(
         if fitted is not None:
             _read_fit(fitted).apply(loaded.model)
     limit = min(filter(None, (length, inputs.position_limit(loaded.model))), default=None)
-    reserve = new_tokens if loaded.speaks else 0
-    settings = {"truncation": True, "max_length": limit - reserve} if limit else {}
+    room = inputs.position_limit(loaded.model)
+    if loaded.speaks and room is not None:
+        if new_tokens >= room:
+            raise UserError(f"--new-tokens must be below the {room} positions of {loaded.name}, not {new_tokens}.")
+        limit = min(limit or room, room - new_tokens)
+    settings = {"truncation": True, "max_length": limit} if limit else {}
     batch = loaded.tokenizer(source, return_tensors="pt", verbose=False, **settings)
     batch = {key: batch[key] for key in ("input_ids", "attention_mask")}
     start = time.perf_counter()
@@ -256,8 +268,6 @@ def mechanisms(as_json: Json = False) -> None:
 @app.command()
 def doctor(as_json: Json = False) -> None:
     """What is installed, what is missing, and how to get it."""
-    from importlib.util import find_spec
-
     needs = {
         "transformers": ("Hugging Face models", "pip install 'coterie[hf]'"),
         "gguf": ("GGUF files", "pip install gguf accelerate"),
@@ -275,7 +285,7 @@ def doctor(as_json: Json = False) -> None:
     for title, part in found.items():
         table = Table(title=title, show_header=False)
         for key, value in part.items():
-            table.add_row(key, value)
+            table.add_row(key, escape(value))
         out.print(table if part else f"{title}: nothing")
 
 
@@ -306,12 +316,14 @@ def main() -> None:
     except RuntimeError as error:
         short = "not enough memory" in str(error) or "can't allocate memory" in str(error)
         _fail(error, debug, "there is not enough memory for this: try shorter --lengths." if short else str(error))
-    except (ValueError, TypeError, OSError, ImportError) as error:
-        _fail(error, debug, str(error).splitlines()[0])
+    except Exception as error:  # noqa: BLE001  a user gets one sentence; --debug shows the rest
+        said = str(error).splitlines()
+        expected = isinstance(error, ValueError | TypeError | OSError | ImportError) and said
+        _fail(error, debug, said[0] if expected else f"{type(error).__name__}: {said[0] if said else 'no message'}")
 
 
 def _fail(error: BaseException, debug: bool, sentence: str) -> None:
     if debug:
         raise error
-    err.print(f"[red]error:[/] {sentence}", soft_wrap=True, highlight=False)
+    err.print(f"[red]error:[/] {escape(sentence)}", soft_wrap=True, highlight=False)
     raise SystemExit(1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,8 +11,11 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+
+from coterie.files import finite
 
 # Into a file or a pipe nothing is cut off.
 out, err = Console(width=None if sys.stdout.isatty() else 160), Console(stderr=True)
@@ -28,31 +30,23 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables
 
 def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
     """A table whose first column is words and whose others are numbers."""
-    table = Table(title=title)
+    table = Table(title=escape(title))
     for index, column in enumerate(columns):
         table.add_column(column, justify="right" if index else "left")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     out.print(table)
 
 
 def print_json(found: Any) -> None:
     """JSON on one line; numbers that are not finite, which JSON does not know, become null."""
-    print(json.dumps(_finite(found), allow_nan=False))
-
-
-def _finite(found: Any) -> Any:
-    if isinstance(found, dict):
-        return {key: _finite(value) for key, value in found.items()}
-    if isinstance(found, list | tuple):
-        return [_finite(value) for value in found]
-    return None if isinstance(found, float) and not math.isfinite(found) else found
+    print(json.dumps(finite(found), allow_nan=False))
 
 
 @contextmanager
 def spinner(what: str) -> Iterator[None]:
     """For what takes a while and cannot say how long."""
-    with err.status(what):
+    with err.status(escape(what)):
         yield
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pydoc_data.topics
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -35,20 +36,27 @@ class Loaded:
 def load_model(name: str, positions: int | None = None) -> Loaded:
     """A folder, a hub name, a folder with a GGUF file, or "demo"; its table of positions made long enough if asked."""
     from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # there is one around it
     path = demo_folder() if name == DEMO else Path(name)
+    settings: dict[str, Any] = {}
+    if path.is_file() and path.suffix == ".gguf":
+        path, settings = path.parent, {"gguf_file": path.name}
     local = path.exists()
     if not local and (name.count("/") != 1 or name.startswith((".", "/", "~"))):
         raise UserError(f"there is no model at {name!r}: expected a folder, a hub name (owner/model), or 'demo'.")
     source: Any = path if local else name
-    settings: dict[str, Any] = {"gguf_file": file.name} if local and (file := next(path.glob("*.gguf"), None)) else {}
     if local and not settings and not (path / "config.json").exists():
-        raise UserError(f"{name} is a folder without a config.json or a GGUF file, so not a model.")
+        file = next(path.glob("*.gguf"), None) if path.is_dir() else None
+        if file is None:
+            raise UserError(f"{name} is neither a folder with a config.json or a GGUF file nor a GGUF file itself.")
+        settings = {"gguf_file": file.name}
     try:
         config = AutoConfig.from_pretrained(source, **settings)
-        speaks = any(kind.endswith("ForCausalLM") for kind in config.architectures or ()) or bool(settings)
+        causal = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()) & set(config.architectures or ())
+        speaks = bool(settings) or (bool(causal) and not config.is_encoder_decoder)
         kind = AutoModelForCausalLM if speaks else AutoModel
         model = kind.from_pretrained(source, dtype=torch.float32, **settings).eval()
         tokenizer = AutoTokenizer.from_pretrained(source, **settings)
@@ -90,8 +98,11 @@ def read_text(files: Iterable[Path]) -> str:
 
 
 def documentation() -> str:
-    """Python's own documentation: long text that is on every machine."""
-    return "\n\n".join(sorted(pydoc_data.topics.topics.values(), key=len, reverse=True))
+    """Python's own documentation: long text that is on every machine. Topics quote each other, so that a paragraph is
+    taken once: what is held out must not have been seen."""
+    topics = sorted(pydoc_data.topics.topics.values(), key=len, reverse=True)
+    parts = (part.strip("\n") for topic in topics for part in re.split(r"\n{2,}", topic))
+    return "\n\n".join(dict.fromkeys(part for part in parts if part.strip()))
 
 
 def cut(loaded: Loaded, text: str, lengths: list[int], count: int, together: int = 1) -> tuple[list[Any], list[Any]]:
@@ -107,7 +118,9 @@ def cut(loaded: Loaded, text: str, lengths: list[int], count: int, together: int
     special = len(before) + len(after)
     ids = loaded.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     needed = sum((length - special) * count for length in lengths)
-    if min(lengths) <= special or len(ids) < needed:
+    if min(lengths) <= special:
+        raise UserError(f"--lengths must be more than the {special} special tokens of {loaded.name}.")
+    if len(ids) < needed:
         raise UserError(
             f"the text has {len(ids):,} tokens, and {count} sequences of each length need {needed:,}: "
             "give more text, or ask for shorter --lengths or fewer --sequences."

@@ -15,7 +15,7 @@ import torch
 
 from coterie._version import __version__
 from coterie.errors import expect, expect_type
-from coterie.files import write_whole
+from coterie.files import finite, write_whole
 from coterie.fitting.hosts import DENSE, Host, host_of
 from coterie.fitting.measures import Fidelity, Measure, length_of
 from coterie.fitting.profile import Tried, profile
@@ -100,14 +100,12 @@ class Fit:
         """For JSON; `coterie.hf.load(model, file)` reads "modules"."""
         found = asdict(self)
         found["modules"] = found.pop("choices")
-        for row in found["table"]:
-            for key in ("error", "seconds"):
-                row[key] = row[key] if row[key] == row[key] else None
-        return {"coterie": __version__, **found}
+        whole: dict[str, Any] = finite({"coterie": __version__, **found})
+        return whole
 
     def save(self, path: str | Path) -> None:
         """Write it to a JSON file, whole or not at all."""
-        write_whole(Path(path), json.dumps(self.to_dict(), indent=1))
+        write_whole(Path(path), json.dumps(self.to_dict(), indent=1, allow_nan=False))
 
     @staticmethod
     def load(path: str | Path) -> Fit:
@@ -116,8 +114,8 @@ class Fit:
         known = isinstance(found, dict) and "modules" in found and "held_out" in found
         expect(known, "path", "a file that Fit.save wrote", path)
         rows: list[dict[str, Any]] = found.pop("table")
-        for row in rows:
-            row.update({key: float("nan") for key, value in row.items() if value is None})
+        for row in (found, *rows, *found["lengths"]):
+            row.update({key: math.nan for key, value in row.items() if value is None})
         table = [Tried(**row) for row in rows]
         settings: dict[str, Any] = {key: value for key, value in found.items() if key not in ("coterie", "modules")}
         settings["attention_seconds"] = tuple(settings["attention_seconds"])
@@ -164,7 +162,7 @@ def fit(
         fidelity: in (0, 1].
         measure: "hidden", the cosine of final hidden states; "loss", dense over clustered loss of the next token (the
             default of language models); or a callable (model, batch) → score, the higher the better.
-        held_out: batches for the check; the last third of `batches` by default.
+        held_out: batches for the check; the last third of `batches` of each length by default.
         candidates: mechanisms to try.
         seconds: a budget; when it is used up, the best plan so far is checked and returned.
         seed: of the mechanisms.
@@ -183,23 +181,33 @@ def fit(
     fitted, checked = _split(list(batches), held_out)
     wanted = [as_mechanism(each) for each in (default_candidates(seed) if candidates is None else candidates)]
     host, tell, start = host_of(model), progress or (lambda what, done, total: None), time.monotonic()
-    training = model.training
+    training = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         return _Run(host, fitted, checked, float(fidelity), measure, wanted, seconds, seed, tell, start).fit()
     finally:
         host.restore()
-        model.train(training)
+        for module, was in training:
+            module.training = was
 
 
 def _split(batches: list[Any], held_out: Iterable[Any] | None) -> tuple[list[Any], list[Any]]:
     if held_out is not None:
-        checked = list(held_out)
-        expect(bool(batches) and bool(checked), "batches, held_out", "at least one of each", "none")
-        return batches, checked
+        others = list(held_out)
+        expect(bool(batches) and bool(others), "batches, held_out", "at least one of each", "none")
+        return batches, others
     expect(len(batches) >= 2, "batches", "at least 2, as some are held out", len(batches))
-    count = max(1, len(batches) // 3)
-    return batches[:-count], batches[-count:]
+    by_length: dict[int, list[Any]] = {}
+    for batch in batches:
+        by_length.setdefault(length_of(batch), []).append(batch)
+    fitted: list[Any] = []
+    checked: list[Any] = []
+    for tokens, some in by_length.items():
+        expect(len(some) >= 2, "batches", "at least 2 of each length, as some are held out", f"1 of {tokens} tokens")
+        count = max(1, len(some) // 3)
+        fitted += some[:-count]
+        checked += some[-count:]
+    return fitted, checked
 
 
 @dataclass
@@ -217,10 +225,7 @@ class _Run:
 
     def fit(self) -> Fit:
         notes: list[str] = []
-        found = self._profile()
-        table = found.table([str(c) for c in self.candidates])
-        modules = set(found.shapes)
-        plans = path(table)
+        self.fitted.sort(key=length_of, reverse=True)  # if time runs out, the long ones have been tried
         scale = Fidelity(self.host, self.measure, self.fitted + self.checked)
         here = list(range(len(self.fitted)))
         there = list(range(len(self.fitted), len(self.fitted) + len(self.checked)))
@@ -228,7 +233,18 @@ class _Run:
         for index in here + there:
             scale.remember(index)
             self.tell("dense answers", index + 1, len(here + there))
-        scores: dict[int, float] = {len(plans) - 1: 1.0}
+        found = self._profile()
+        table = found.table([str(c) for c in self.candidates])
+        modules = set(found.shapes)
+        plans = path(table)
+        seen = {shape.batch for shapes in found.shapes.values() for shape in shapes}
+        tried = sorted({length_of(self.fitted[index]) for index in seen})
+        if len(seen) < len(self.fitted):
+            notes.append(
+                f"Half of the time budget was used up by {len(seen)} of {len(self.fitted)} batches: candidates were "
+                f"tried at {', '.join(map(str, tried))} tokens."
+            )
+        scores: dict[int, float] = {len(plans) - 1: 1.0}  # all dense
         steps = max(1, (len(plans) - 1).bit_length())
 
         def holds(plan: Choices) -> bool:
@@ -247,16 +263,13 @@ class _Run:
             chosen = min(len(plans) - 1, chosen + max(1, len(plans) // 20))
             by_length = self._score(scale, plans[chosen], modules, there)
         if not first >= self.target:  # NaN holds nothing
+            end = "it was made more exact until it held there."
             notes.append(
-                f"The cheapest plan that held on the calibration batches gave {first:.4f} on held-out ones; "
-                "it was made more exact until it held there."
+                f"The cheapest plan that held on the calibration batches gave {first:.4f} on held-out ones; {end}"
             )
         choices = self._whole(plans[chosen], modules)
         if set(choices.values()) == {DENSE}:
-            notes.append(
-                f"Nothing pays at {', '.join(map(str, sorted(set(map(length_of, self.fitted)))))} tokens: "
-                "dense attention is kept everywhere."
-            )
+            notes.append(f"Nothing pays at {', '.join(map(str, tried))} tokens: dense attention is kept everywhere.")
         elif any("@" in spec for spec in choices.values()):
             notes.append("Short inputs stay dense: the number after '@' is that of keys from which a mechanism runs.")
         if chosen not in scores:
@@ -309,7 +322,7 @@ class _Run:
         for repeat in range(1 if same else repeats):
             for name in ("dense",) if same else ("dense", "fitted"):
                 if name == "dense":
-                    self.host.restore()
+                    self.host.undo()
                 else:
                     self.host.put(choices)
                 taken: dict[int, float] = {}

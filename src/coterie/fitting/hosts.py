@@ -38,6 +38,10 @@ class Host(ABC):
     def restore(self) -> None:
         """Put everything back."""
 
+    def undo(self) -> None:
+        """The model's own attention, whatever was put before this host came."""
+        self.restore()
+
     @abstractmethod
     def modules(self) -> dict[str, nn.Module]:
         """The modules as they are now, by name."""
@@ -114,6 +118,9 @@ class HfHost(Host):
         super().__init__(model)
         self.hf = coterie.hf
         self._modules = coterie.hf.attention_modules(model)
+        stored = getattr(model.config, "coterie", None)  # what `use` has put there, to be put back
+        in_use = model.config._attn_implementation == "coterie" and stored
+        self._before: dict[str, str] | None = dict(in_use["modules"]) if in_use else None
         self._taken = False
 
     @property
@@ -127,16 +134,28 @@ class HfHost(Host):
         self.hf.apply(self.model, choices)
         self._taken = True
 
-    def restore(self) -> None:
+    def undo(self) -> None:
         if self._taken:
             self.hf.undo(self.model)
         self._taken = False
 
+    def restore(self) -> None:
+        self.undo()
+        if self._before is not None:
+            self.hf.apply(self.model, self._before)
+
     def hidden(self, batch: Any) -> Tensor:
-        base = getattr(self.model, "base_model", self.model)
-        found = base(**batch).last_hidden_state
+        out = getattr(self.model, "base_model", self.model)(**without_labels(batch))
+        found = getattr(out, "last_hidden_state", getattr(out, "logits", None))
+        what = f"a callable, as {type(self.model).__name__} gives neither hidden states nor logits"
+        expect(isinstance(found, Tensor), "measure", what, "'hidden'")
         assert isinstance(found, Tensor)
         return found
+
+
+def without_labels(batch: Any) -> dict[str, Any]:
+    """A batch as the model without its head takes it."""
+    return {name: value for name, value in batch.items() if name != "labels"}
 
 
 def host_of(model: Any) -> Host:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from coterie.errors import expect
-from coterie.fitting.hosts import HfHost, Host
+from coterie.fitting.hosts import HfHost, Host, without_labels
 
 Measure = str | Callable[[Any, Any], float]
 _SLICE = 512  # tokens whose logits are there at the same time
@@ -34,6 +34,13 @@ class Fidelity:
             "'hidden', 'loss' or a callable",
             measure,
         )
+        expect(
+            self.measure != "loss" or _speaks(host),
+            "measure",
+            "'hidden' or a callable, as the model predicts no next token",
+            "'loss'",
+        )
+        self._decodes = isinstance(host, HfHost) and bool(host.model.config.is_encoder_decoder)
         self._dense: list[Any] = []
 
     @property
@@ -66,7 +73,7 @@ class Fidelity:
     def _compare(self, dense: Any, found: Any, batch: Any) -> float:
         if self.measure == "hidden":
             cosine = F.cosine_similarity(dense.double(), found.double(), dim=-1)
-            mask = real_tokens(batch)
+            mask = real_tokens(batch, self._decodes)
             return float(cosine.mean() if mask is None or mask.shape != cosine.shape else cosine[mask].mean())
         if self.measure == "loss":
             return float(dense / found) if found else float(dense == found)
@@ -74,17 +81,27 @@ class Fidelity:
         return 1 - (dense - found) / abs(dense) if dense else float(found >= dense)
 
 
-def real_tokens(batch: Any) -> Tensor | None:
-    """The padding mask of a batch, if it has one."""
-    mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+def real_tokens(batch: Any, decoder: bool = False) -> Tensor | None:
+    """The padding mask of a batch, if it has one: Hugging Face's, or PyTorch's, where True is padding."""
+    if not isinstance(batch, Mapping):
+        return None
+    mask = batch.get("decoder_attention_mask" if decoder else "attention_mask")
+    padding = batch.get("src_key_padding_mask", batch.get("key_padding_mask"))
+    if mask is None and isinstance(padding, Tensor):
+        mask = ~padding if padding.dtype == torch.bool else padding == 0
     return mask.bool() if isinstance(mask, Tensor) and mask.ndim == 2 else None
 
 
 def length_of(batch: Any) -> int:
-    """Tokens in each sequence of a batch."""
-    first = (
-        next(iter(batch.values())) if isinstance(batch, Mapping) else batch[0] if isinstance(batch, tuple) else batch
-    )
+    """Tokens in each sequence of a batch: the second dimension of its input."""
+    if isinstance(batch, Mapping):
+        named = [batch[name] for name in ("input_ids", "inputs_embeds") if isinstance(batch.get(name), Tensor)]
+        first = next(iter([*named, *batch.values()]), None)
+    else:
+        first = batch[0] if isinstance(batch, tuple) else batch
+    fits = isinstance(first, Tensor) and first.ndim >= 2
+    expect(fits, "batches", "inputs of two or more dimensions, (batch, length, …)", type(first).__name__)
+    assert isinstance(first, Tensor)
     return int(first.shape[1])
 
 
@@ -96,14 +113,24 @@ def _speaks(host: Host) -> bool:
 
 
 def _loss(host: Host, batch: Any) -> float:
-    expect(_speaks(host), "measure", "'hidden' or a callable, as the model predicts no next token", "'loss'")
-    hidden, ids, mask = host.hidden(batch), batch["input_ids"], real_tokens(batch)
+    """The mean loss of the next token. Logits are made a few at a time where the head is a plain matrix; some models
+    scale or transform before it (Granite, Cohere, BERT), and then they make all of them themselves."""
+    ids, mask = batch["input_ids"], real_tokens(batch)
     head = host.model.get_output_embeddings()
+    plain = _head_is_plain(host, ids[:1, :4], head)
+    hidden = host.hidden(batch) if plain else host.run(without_labels(batch)).logits
     total, count = 0.0, 0
     for row in range(ids.shape[0]):
         wanted = torch.ones_like(ids[row], dtype=torch.bool) if mask is None else mask[row]
         states, targets = hidden[row, :-1][wanted[1:]], ids[row, 1:][wanted[1:]]
         for h, t in zip(states.split(_SLICE), targets.split(_SLICE), strict=True):
-            total += float(F.cross_entropy(head(h).float(), t, reduction="sum"))
+            logits = head(h) if plain else h
+            total += float(F.cross_entropy(logits.float(), t, reduction="sum"))
         count += targets.numel()
     return total / max(1, count)
+
+
+def _head_is_plain(host: Host, ids: Tensor, head: Any) -> bool:
+    """Whether the model's logits are its output embeddings times its hidden states, and nothing else."""
+    logits, alone = host.run({"input_ids": ids}).logits, head(host.hidden({"input_ids": ids}))
+    return logits.shape == alone.shape and torch.allclose(logits.float(), alone.float(), rtol=1e-2, atol=1e-2)

@@ -29,6 +29,12 @@ class Tried:
     note: str = ""
 
 
+def _from(name: str, length: int) -> str:
+    """A mechanism from so many keys on; one that says so itself keeps the larger of the two."""
+    plain, _, own = name.partition("@")
+    return f"{plain}@{max(length, int(own or 0))}"
+
+
 class Shape(NamedTuple):
     """What an attention call looked like."""
 
@@ -72,7 +78,7 @@ class Profile:
         short = [shape for shape in shapes if shape.keys[2] < first]
         seconds = sum(self._seconds(s, name) for s in long) + sum(self._seconds(s, DENSE) for s in short)
         error = (sum(statistics.fmean(errors[shape]) for shape in long) / len(shapes)) ** 0.5
-        return Tried(module, f"{name}@{first}" if short else name, error, seconds)
+        return Tried(module, _from(name, first) if short else name, error, seconds)
 
     def _seconds(self, shape: Shape, name: str) -> float:
         return statistics.median(self.times[shape, name])

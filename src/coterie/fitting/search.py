@@ -39,8 +39,8 @@ def _hull(rows: list[Tried]) -> list[Tried]:
     faster = sorted((row for row in rows if row.seconds < dense.seconds), key=lambda row: (row.seconds, row.error))
     hull: list[Tried] = []
     for row in [*faster, dense]:
-        if hull and row.error >= hull[-1].error:
-            continue  # slower and no better
+        if hull and row.error >= hull[-1].error and row is not dense:
+            continue  # slower and no better; dense stays, as what is exact here need not be elsewhere
         while len(hull) >= 2 and _slope(hull[-2], hull[-1]) > _slope(hull[-2], row):
             hull.pop()
         hull.append(row)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from torch import Tensor
+
 from coterie.errors import expect_int, expect_type
 from coterie.mechanisms.base import Mechanism, Tokens
 from coterie.mechanisms.full import Full
@@ -53,6 +55,10 @@ class AtLeast(Mechanism):
     def runs(self, keys: int) -> Mechanism:
         """What runs with so many keys."""
         return self.inner if keys >= self.length else Full()
+
+    def plan(self, q: Tensor, k: Tensor, **settings: Any) -> Plan:
+        """As in `Mechanism`; what does not run need not be able to do what is asked."""
+        return self.runs(k.shape[2] if k.ndim == 4 else 0).plan(q, k, **settings)
 
     def build(self, tokens: Tokens) -> Plan:
         return self.runs(tokens.sizes.keys).build(tokens)

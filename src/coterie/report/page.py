@@ -37,11 +37,11 @@ def page(found: Fit, pictures: Pictures, *, model: str, command: str) -> str:
     cards = [
         (
             f"{found.held_out:.4f}",
-            f"{found.measure} on held-out text, asked {found.fidelity}: {verdict[1]}",
+            f"{html.escape(found.measure)} on held-out text, asked {found.fidelity}: {verdict[1]}",
             verdict[0],
         ),
-        (f"{attention:.2f}×", "attention alone against SDPA", ""),
-        (f"{whole:.2f}×", "the whole model against SDPA", ""),
+        (f"{attention:.2f}×", "attention alone against dense", ""),
+        (f"{whole:.2f}×", "the whole model against dense", ""),
         (f"{sum(x != DENSE for x in found.choices.values())} of {len(found.choices)}", "modules clustered", ""),
     ]
     sections = [
