@@ -160,7 +160,7 @@ def show(found: dict[str, Any], console: Console) -> None:
 def main() -> None:
     """Train, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder to write rounds.json to")
     options = parser.parse_args()

@@ -93,7 +93,8 @@ class Smyrf(Mechanism):
                 value = getattr(self, name)
                 expect(value is None, name, "None where the number of rounds is fixed (rounds='auto' adapts it)", value)
             return
-        expect(self.rounds == "auto", "rounds", "an int ≥ 1 or 'auto'", repr(self.rounds))
+        only_word = f"str {self.rounds!r} (the only word is 'auto')"
+        expect_type(self.rounds == "auto", "rounds", "an int", only_word)
         error = self.max_error
         number = isinstance(error, int | float) and not isinstance(error, bool)
         expect_type(number, "max_error", "a number with rounds='auto', such as 0.5", type(error).__name__)
