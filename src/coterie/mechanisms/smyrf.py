@@ -41,6 +41,8 @@ class Smyrf(Mechanism):
     the bound takes `max_rounds`, and a warning says so. A later round of the plan is empty for heads that took fewer;
     `rounds_taken(plan)` counts. With `duplicates="once"` the error goes to 0 as rounds are added; with "count" it need
     not, as pairs that meet more often weigh more. Not in a compiled graph, whose shapes cannot depend on data.
+    Looking costs about as much as ten rounds at 4,096 tokens, so this holds a bound rather than saves time;
+    `coterie.schedule.RoundsSchedule` looks only every so many steps.
 
     Args:
         rounds: hashing rounds H, or "auto".
