@@ -41,6 +41,8 @@ class Smyrf(Mechanism):
     the bound takes `max_rounds`, and a warning says so. A later round of the plan is empty for heads that took fewer;
     `rounds_taken(plan)` counts. With `duplicates="once"` the error goes to 0 as rounds are added; with "count" it need
     not, as pairs that meet more often weigh more. Not in a compiled graph, whose shapes cannot depend on data.
+    Looking costs about as much as ten rounds at 4,096 tokens, so this holds a bound rather than saves time;
+    `coterie.schedule.RoundsSchedule` looks only every so many steps.
 
     Args:
         rounds: hashing rounds H, or "auto".
@@ -93,7 +95,8 @@ class Smyrf(Mechanism):
                 value = getattr(self, name)
                 expect(value is None, name, "None where the number of rounds is fixed (rounds='auto' adapts it)", value)
             return
-        expect(self.rounds == "auto", "rounds", "an int ≥ 1 or 'auto'", repr(self.rounds))
+        only_word = f"str {self.rounds!r} (the only word is 'auto')"
+        expect_type(self.rounds == "auto", "rounds", "an int", only_word)
         error = self.max_error
         number = isinstance(error, int | float) and not isinstance(error, bool)
         expect_type(number, "max_error", "a number with rounds='auto', such as 0.5", type(error).__name__)
