@@ -158,7 +158,7 @@ class Gallery:
 
     def rounds(self) -> None:
         """Rounds that a schedule takes while a model is trained."""
-        found = training.run(600, 0)
+        found = {name: training.run(name, 300, 0) for name in training.TWINS}
         with console.capture() as text:
             training.show(found, console)
         figure = Figure(figsize=(11, 4), layout="constrained")
