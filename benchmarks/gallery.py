@@ -70,8 +70,8 @@ class Gallery:
             "Singular values of the attention maps after the softmax (supplement §11, Figures 5 and 6), one line a "
             "head; heads that decay slowly in red. Beside it the effective rank, exp of the entropy of the normalised"
             " singular values, against the relative error of a mechanism in the same head. The supplement says that "
-            "slow heads are harder. Whether they are depends on the error: slow heads have larger maps, so that the "
-            "absolute ‖Â − A‖ says so, and relative errors need not."
+            "slow heads are harder. Whether they are depends on the mechanism, the error and the model: see the rank "
+            "correlations."
         ]
         for name, model, ids in (
             ("MiniLM, 512 tokens", minilm.model, torch.tensor([minilm.tokens(text, 512)])),
