@@ -7,7 +7,7 @@ author = "The Coterie developers"
 copyright = "2026, the Coterie developers"
 version = release = __version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["check_links.py"]
 myst_heading_anchors = 3
 myst_enable_extensions = ["dollarmath"]
@@ -23,3 +23,4 @@ autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 napoleon_use_rtype = False
 napoleon_use_ivar = True
+napoleon_attr_annotations = False

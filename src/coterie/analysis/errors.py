@@ -62,7 +62,7 @@ class AttentionErrors:
         output_error: (B, H, R) ‖ô_i − o_i‖₂; relative to `output_norm`, how wrong the answer of a query is.
         output_norm: (B, H, R) ‖o_i‖₂ of the dense answer.
         captured: (B, H, R) Σ_j w_ij over the keys j that i meets, directly or through a mean; 1 if it has none to meet.
-        variation: (B, H, R) ½·Σ_j |ŵ_ij − w_ij|, the mass that is in the wrong place; of plans whose pairs meet
+        variation: (B, H, R) `½·Σ_j |ŵ_ij − w_ij|`, the mass that is in the wrong place; of plans whose pairs meet
             directly and once it is what was not captured.
 
     In the tensors of queries, NaN stands where `rows` has −1.

@@ -131,7 +131,7 @@ class Gadgets:
 
     Attributes:
         instance: the matching problem.
-        queries, keys: the vertices of the two sides, 2·size + 8·|T| each.
+        queries, keys: the vertices of the two sides, `2·size + 8·|T|` each.
         edges: (queries, keys) bool.
 
     Example:
