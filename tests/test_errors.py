@@ -293,17 +293,17 @@ def test_interval_of_a_mean_is_the_textbooks():
 
 
 def test_memory_is_that_of_a_block():
-    """N = 5,000: the weights alone would take 200 MB in float64, and as much again to compare them."""
+    """N = 9,000: the weights alone would take 648 MB in float64, and as much again to compare them."""
     code = (
         "import torch; from benchmarks.measure import peak_bytes\n"
         "from coterie.analysis.errors import attention_errors\n"
-        "torch.set_num_threads(1); q, k, v = torch.randn(3, 1, 1, 5000, 8).unbind(0)\n"
+        "torch.set_num_threads(1); q, k, v = torch.randn(3, 1, 1, 9000, 8).unbind(0)\n"
         "print(peak_bytes(lambda: attention_errors(q, k, v, 'smyrf:rounds=1', rows=None)) or 0)"
     )
     root = Path(__file__).parent.parent
     env = {**os.environ, "PYTHONPATH": str(root)}
     done = subprocess.run([sys.executable, "-c", code], check=True, cwd=root, env=env, capture_output=True, text=True)
-    assert int(done.stdout) < 180e6
+    assert int(done.stdout) < 400e6
 
 
 # --- real models ------------------------------------------------------------------------------------------------------
