@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 from torch import Tensor, nn
 
@@ -24,6 +23,7 @@ import coterie.hf
 from benchmarks.fidelity import Stsb
 from benchmarks.models import MiniLM, SmolLM, documentation
 from coterie import Fit
+from coterie.cli.console import bars
 
 PARTS = ("minilm", "smollm", "encoder")
 console = Console(width=150)
@@ -75,13 +75,7 @@ class Fits:
     def fit(self, name: str, model: Any, batches: list[Any], fidelity: float) -> Fit:
         """Fit and print."""
         start = time.perf_counter()
-        with Progress(console=console, transient=True) as progress:
-            bars: dict[str, Any] = {}
-
-            def tell(what: str, done: int, total: int) -> None:
-                bars.setdefault(what, progress.add_task(what, total=total))
-                progress.update(bars[what], completed=done, total=total)
-
+        with bars() as tell:
             found = coterie.fit(model, batches, fidelity, progress=tell)
         taken = time.perf_counter() - start
         attention, whole = found.speedups

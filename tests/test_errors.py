@@ -91,7 +91,7 @@ def test_weights_of_sampled_rows_are_those_of_the_whole(name, case, monkeypatch)
     """GQA; a few columns at a time; queries that are not looked at, and padding that is NaN, change nothing."""
     causal = "causal" in case
     if causal and name not in CAUSAL:
-        pytest.skip("refuses is_causal")
+        pytest.skip(f"{name} attends through mean queries, which refuse is_causal")
     q, k, _ = tensors(2, 4, 61, key_heads=2)
     mask = padding(2, 61, [61, 35], "left" if "left" in case else "right") if "padded" in case else None
     plan = MECHANISMS[name].plan(q, k, key_mask=mask, is_causal=causal)
@@ -148,7 +148,7 @@ def loops(q, k, v, weights, seen, scale):
 @pytest.mark.parametrize("name", ["smyrf", "smyrf-once", "near-far", "improved-euclidean", "topk", "full"])
 def test_errors_equal_loops(name, causal, monkeypatch):
     if causal and name not in CAUSAL:
-        pytest.skip("refuses is_causal")
+        pytest.skip(f"{name} attends through mean queries, which refuse is_causal")
     q, k, v = tensors(2, 2, 33, key_heads=1, value_dim=5)
     mask = padding(2, 33, [33, 20])
     monkeypatch.setattr(module, "_BUDGET", 5 * 2 * 2 * 33)

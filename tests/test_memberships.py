@@ -109,7 +109,7 @@ def in_cells(pairs: np.ndarray, cells: int) -> np.ndarray:
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_meetings_are_the_shares_of_the_dense_matrix(name, causal, budget, monkeypatch):
     if causal and name not in CAUSAL:
-        pytest.skip("refuses is_causal")
+        pytest.skip(f"{name} attends through mean queries, which refuse is_causal")
     monkeypatch.setattr(memberships, "_BAND", budget)
     plan = plan_of(name, causal=causal, mask=padding(2, 63, [57, 63], "left"))
     for head, sample in ((0, 0), (3, 1)):

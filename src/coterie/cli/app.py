@@ -154,8 +154,8 @@ def run(
         loaded = inputs.load_model(model, length if extend_positions else None)
         if fitted is not None:
             _read_fit(fitted).apply(loaded.model)
-    limit = min(filter(None, (length, inputs.position_limit(loaded.model))), default=None)
     room = inputs.position_limit(loaded.model)
+    limit = min(filter(None, (length, room)), default=None)
     if loaded.speaks and room is not None:
         if new_tokens >= room:
             raise UserError(f"--new-tokens must be below the {room} positions of {loaded.name}, not {new_tokens}.")
