@@ -263,9 +263,9 @@ class _Run:
             chosen = min(len(plans) - 1, chosen + max(1, len(plans) // 20))
             by_length = self._score(scale, plans[chosen], modules, there)
         if not first >= self.target:  # NaN holds nothing
-            end = "it was made more exact until it held there."
             notes.append(
-                f"The cheapest plan that held on the calibration batches gave {first:.4f} on held-out ones; {end}"
+                f"The cheapest plan that held on the calibration batches gave {first:.4f} on held-out ones; "
+                "it was made more exact until it held there."
             )
         choices = self._whole(plans[chosen], modules)
         if set(choices.values()) == {DENSE}:
