@@ -22,7 +22,7 @@ from coterie.arguments import (
 )
 from coterie.engine.api import Attended, check_means, check_plan, choose_backend, execute, validate_plan
 from coterie.errors import expect, expect_int, expect_type
-from coterie.mechanisms import Full, Mechanism, as_mechanism
+from coterie.mechanisms import AtLeast, Mechanism, as_mechanism
 from coterie.mechanisms.base import self_query_mask
 from coterie.plan import Plan
 
@@ -39,6 +39,7 @@ def attention(
     attn_mask: Tensor | None = ...,
     key_mask: Tensor | None = ...,
     query_mask: Tensor | None = ...,
+    guests: Tensor | None = ...,
     dropout_p: float = ...,
     is_causal: bool = ...,
     causal_offset: int | Tensor | None = ...,
@@ -60,6 +61,7 @@ def attention(
     attn_mask: Tensor | None = ...,
     key_mask: Tensor | None = ...,
     query_mask: Tensor | None = ...,
+    guests: Tensor | None = ...,
     dropout_p: float = ...,
     is_causal: bool = ...,
     causal_offset: int | Tensor | None = ...,
@@ -80,6 +82,7 @@ def attention(
     attn_mask: Tensor | None = None,
     key_mask: Tensor | None = None,
     query_mask: Tensor | None = None,
+    guests: Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     causal_offset: int | Tensor | None = None,
@@ -102,6 +105,8 @@ def attention(
         key_mask: (B, Nk) bool, True for real tokens. Padded keys take no part in anything and are never read.
         query_mask: (B, Nq) bool. Padded queries give 0. With Nq = Nk and only a key mask, it is taken for the queries
             too; in cross-attention between equal lengths, pass the queries' own mask.
+        guests: (B, Nq) bool: queries outside of `query_mask` that are answered all the same, and that no other query's
+            answer depends on, as padding that a model reads; see `Mechanism.plan`.
         dropout_p: probability of dropping a pair's weight, applied whenever it is > 0, as in SDPA.
         is_causal: query i sees keys ≤ i + causal_offset; a query that would see nobody attends to itself.
         causal_offset: an int or (B,) integers. The default is Nk − Nq, bottom right, as generation with a cache
@@ -112,7 +117,7 @@ def attention(
         plan: a plan made before, used as it is; `is_causal` must say what it was made with.
         backend: "auto", "reference", "native" or "triton"; an explicit choice never falls back on another.
         return_lse: also return the log of the softmax's denominator, (B, H, Nq), which is differentiable.
-        dense_below: use `Full` where Nk < dense_below.
+        dense_below: samples with fewer real keys meet every pair, as with `AtLeast`.
 
     Returns:
         out (B, H, Nq, Dv), or `Attended(out, lse)`.
@@ -129,6 +134,7 @@ def attention(
             "attn_mask": attn_mask,
             "key_mask": key_mask,
             "query_mask": query_mask,
+            "guests": guests,
             "dropout_p": dropout_p,
             "is_causal": is_causal,
             "causal_offset": causal_offset,
@@ -147,6 +153,7 @@ def attention(
     scale = check_scale(scale, q.shape[-1])
     check_token_mask("key_mask", key_mask, (sizes.batch, sizes.keys), q.device)
     check_token_mask("query_mask", query_mask, (sizes.batch, sizes.queries), q.device)
+    check_token_mask("guests", guests, (sizes.batch, sizes.queries), q.device)
     expect_int("dense_below", dense_below, at_least=0)
     split = split_mask(attn_mask, sizes, q)
     if split.key_mask is not None:
@@ -157,11 +164,12 @@ def attention(
     given = plan is not None
     if plan is None:
         chosen = as_mechanism(mechanism)
-        plan = (Full() if sizes.keys < dense_below else chosen).plan(
+        plan = (_at_least(dense_below, chosen) if dense_below else chosen).plan(
             q,
             k,
             key_mask=key_mask,
             query_mask=query_mask,
+            guests=guests,
             is_causal=is_causal,
             causal_offset=causal_offset,
             scale=scale,
@@ -171,7 +179,8 @@ def attention(
     else:
         _check_given_plan(plan, mechanism, is_causal, causal_offset)
         check_plan(plan, sizes, q.device)
-        masks = {"key_mask": key_mask, "query_mask": query_mask}
+        answered = query_mask if query_mask is None or guests is None else query_mask | guests
+        masks = {"key_mask": key_mask, "query_mask": answered}
     check_means(plan, split.pair_mask, **masks)
     if given or chosen_backend == "reference":  # the native engine checks for itself what it is about to read
         validate_plan(plan)
@@ -179,6 +188,12 @@ def attention(
         q, k, v, plan, split.pair_mask, backend=chosen_backend, scale=scale, dropout_p=dropout_p, **masks
     )
     return attended if return_lse else attended.out
+
+
+def _at_least(length: int, mechanism: Mechanism) -> AtLeast:
+    if isinstance(mechanism, AtLeast):
+        return AtLeast(max(length, mechanism.length), mechanism.inner)
+    return AtLeast(length, mechanism)
 
 
 def _check_given_plan(

@@ -32,7 +32,7 @@ class Seen:
 
     def planning(self) -> dict[str, Any]:
         """Those of its arguments that a mechanism's `plan` takes."""
-        names = ("key_mask", "query_mask", "is_causal", "causal_offset", "scale", "layer", "backend")
+        names = ("key_mask", "query_mask", "guests", "is_causal", "causal_offset", "scale", "layer", "backend")
         return {name: self.settings[name] for name in names}
 
 

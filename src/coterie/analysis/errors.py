@@ -269,7 +269,7 @@ def call_errors(
 ) -> AttentionErrors:
     """`attention_errors` of a call of `coterie.attention` that an observer has seen, with its own masks and settings.
 
-    So the queries are those that the call answers; encoders of `coterie.hf` have their padded queries answered too.
+    Guests (padding that a Hugging Face model may read) do not count.
 
     Example:
         >>> import coterie, torch

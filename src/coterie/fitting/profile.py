@@ -124,7 +124,7 @@ def _try(
     tick()
     shape = Shape(index, tuple(seen.q.shape), tuple(seen.k.shape), bool(seen.settings["is_causal"]))
     found.shapes.setdefault(module, []).append(shape)
-    exact = seen.attend(Full()).double()
+    exact = _at_real_queries(seen, seen.attend(Full()))
     size = float(exact.square().sum())
     found.times.setdefault((shape, DENSE), []).append(_dense_seconds(seen))
     dense = statistics.median(found.times[shape, DENSE])
@@ -141,10 +141,16 @@ def _try(
         taken = time.perf_counter() - start
         times = found.times.setdefault((shape, name), [])
         times.append(taken)
-        squared = float((out.double() - exact).square().sum()) / max(size, 1e-300)
+        squared = float((_at_real_queries(seen, out) - exact).square().sum()) / max(size, 1e-300)
         found.errors.setdefault((module, name), {}).setdefault(shape, []).append(squared)
         if len(times) >= 3 and min(times) > dense:
             found.slow.add((shape, name))
+
+
+def _at_real_queries(seen: Seen, out: Tensor) -> Tensor:
+    """What counts in an error: guests, padding that a model may read, do not."""
+    mask = seen.settings["query_mask"]
+    return out.double() if mask is None else out.double().masked_fill(~mask[:, None, :, None], 0)
 
 
 def _dense_seconds(seen: Seen) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +12,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from coterie.functional import attention
-from coterie.hf import choice
+from coterie.hf import choice, turn
 from coterie.hf.masks import Rules, coterie_mask
 from coterie.mechanisms import AtLeast, Local, Mechanism
 
@@ -60,21 +61,81 @@ def attend(
     """Hugging Face's attention interface: (B, H, Nq, D) queries, (B, Hk, Nk, D) keys; the output is (B, Nq, H, Dv)."""
     _refuse(module, rest)
     choice.count(module)
-    mechanism = choice.of(module)
-    if isinstance(mechanism, AtLeast):
-        mechanism = mechanism.inner if key.shape[2] >= mechanism.length else None
     call = Call(module, query, key, value, scaling, dropout)
     causal = is_causal if is_causal is not None else bool(getattr(module, "is_causal", False))
     rules = _rules(call, attention_mask, causal)
     pairs = attention_mask if rules is None else None
     if pairs is not None and pairs.dtype != torch.bool and not pairs.is_floating_point():
         raise ValueError(f"attention_mask: expected bool or float for a mask of pairs, got {pairs.dtype}.")
-    few = query.shape[2] <= FEW_QUERIES and query.shape[2] < key.shape[2]
-    if mechanism is None or few:
+    who = _who(call, rules, pairs)
+    turn.leave(module, who.queries)
+    mechanism = _runs(choice.of(module), who)
+    if mechanism is None:
         out = _dense(call, rules, pairs, position_bias)
     else:
-        out = _clustered(call, mechanism, rules, pairs, position_bias)
+        out = _clustered(call, mechanism, who, rules, pairs, position_bias)
     return out.transpose(1, 2).contiguous(), None
+
+
+class Who(NamedTuple):
+    """Who takes part in a call, (B, N) bool each."""
+
+    queries: Tensor  # real tokens: those that mechanisms plan with
+    guests: Tensor  # answered too, as a model may read what padding says
+    keys: Tensor
+
+
+def _who(call: Call, rules: Rules | None, pairs: Tensor | None) -> Who:
+    batch, count = call.q.shape[0], call.q.shape[2]
+    everyone = call.q.new_ones(batch, count, dtype=torch.bool)
+    if rules is not None:
+        keys, answered = rules.real, rules.answered(count)
+    else:  # a token that nobody may look at is padding
+        assert pairs is not None
+        seen = pairs if pairs.dtype == torch.bool else pairs > torch.finfo(pairs.dtype).min
+        keys, answered = seen.any(1).any(1).expand(batch, call.k.shape[2]), everyone
+    if rules is not None and rules.causal:
+        queries = rules.real_queries(count)
+    elif count == call.k.shape[2] and not choice.crosses(call.module):
+        queries = keys
+    else:
+        before = turn.queries_before(call.module, (batch, count))
+        queries = everyone if before is None else before
+    return Who(queries & answered, answered & ~queries, keys)
+
+
+def _runs(mechanism: Mechanism | None, who: Who) -> Mechanism | None:
+    """What runs, None for dense attention. A sample counts its own tokens, so that its padding does not matter."""
+    if mechanism is None:
+        return None
+    queries, keys = who.queries.shape[1], who.keys.shape[1]
+    length, inner = (mechanism.length, mechanism.inner) if isinstance(mechanism, AtLeast) else (0, mechanism)
+    if keys < length or (queries <= FEW_QUERIES and queries < keys):
+        return None
+    mixed = DenseBelow(length, inner, FEW_QUERIES)
+    if torch.compiler.is_compiling():
+        return mixed if length or queries != keys else inner
+    dense = mixed.dense_samples(who.queries, who.keys)
+    if bool(dense.all()):
+        return None
+    return mixed if bool(dense.any()) else inner
+
+
+@dataclass(frozen=True)
+class DenseBelow(AtLeast):
+    """Dense also in the samples with only a few queries for their keys."""
+
+    few: int = 0
+
+    def check(self) -> None:
+        """Its values come from `_runs`."""
+
+    def dense_samples(self, queries: Tensor, keys: Tensor) -> Tensor:
+        num_queries, num_keys = queries.sum(-1), keys.sum(-1)
+        return super().dense_samples(queries, keys) | ((num_queries <= self.few) & (num_queries < num_keys))
+
+    def __str__(self) -> str:
+        return str(self.inner)
 
 
 def _refuse(module: nn.Module, rest: dict[str, Any]) -> None:
@@ -115,14 +176,15 @@ def _rules(call: Call, mask: Tensor | None, causal: bool) -> Rules | None:
 
 
 def _clustered(
-    call: Call, mechanism: Mechanism, rules: Rules | None, pairs: Tensor | None, bias: Tensor | None
+    call: Call, mechanism: Mechanism, who: Who, rules: Rules | None, pairs: Tensor | None, bias: Tensor | None
 ) -> Tensor:
-    settings: dict[str, Any] = {}
+    settings: dict[str, Any] = {"key_mask": who.keys, "query_mask": who.queries}
+    if torch.compiler.is_compiling() or bool(who.guests.any()):
+        settings["guests"] = who.guests
     if rules is not None:
-        settings = {"key_mask": rules.real, "is_causal": rules.causal}
+        settings["is_causal"] = rules.causal
         if rules.causal or rules.window:
             settings["causal_offset"] = rules.offset
-        settings["query_mask"] = rules.answered(call.q.shape[2])
         if rules.window:  # exactly, and cheaper than any approximation of it
             mechanism = Local(window=rules.window if rules.causal else 2 * rules.window)
     try:

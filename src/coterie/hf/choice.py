@@ -10,7 +10,7 @@ from torch import nn
 from coterie.mechanisms import Mechanism, NearFar, as_mechanism
 
 DENSE = "dense"
-_MECHANISM, _INDEX, _CALLS = "_coterie_mechanism", "_coterie_index", "_coterie_calls"
+_MECHANISM, _INDEX, _CALLS, _KIND = "_coterie_mechanism", "_coterie_index", "_coterie_calls", "_coterie_kind"
 
 
 def parse(spec: Any) -> Mechanism | None:
@@ -18,15 +18,15 @@ def parse(spec: Any) -> Mechanism | None:
     return None if spec is None or spec == DENSE else as_mechanism(spec)
 
 
-def put(module: nn.Module, mechanism: Mechanism | None, index: int) -> None:
-    """Let this mechanism run in this module."""
-    module.__dict__.update({_MECHANISM: mechanism, _INDEX: index})
+def put(module: nn.Module, mechanism: Mechanism | None, index: int, kind: str = "") -> None:
+    """Let this mechanism run in this module; its kind is "self", "cross" or unknown."""
+    module.__dict__.update({_MECHANISM: mechanism, _INDEX: index, _KIND: kind})
     module.__dict__.setdefault(_CALLS, 0)
 
 
 def take(module: nn.Module) -> None:
     """Forget what was put."""
-    for name in (_MECHANISM, _INDEX, _CALLS):
+    for name in (_MECHANISM, _INDEX, _CALLS, _KIND):
         module.__dict__.pop(name, None)
 
 
@@ -46,6 +46,17 @@ def of(module: nn.Module) -> Mechanism | None:
 def index(module: nn.Module) -> int:
     """The module's layer."""
     return int(module.__dict__.get(_INDEX, draws(module)))
+
+
+def crosses(module: nn.Module) -> bool:
+    """Whether keys come from elsewhere, of a module that does not hide the future.
+
+    Where nobody has said, decoders tell: their own attention does hide it.
+    """
+    kind = module.__dict__.get(_KIND, "")
+    if kind:
+        return bool(kind == "cross")
+    return bool(getattr(module, "is_decoder", False)) or "cross" in type(module).__name__.lower()
 
 
 def draws(module: nn.Module) -> int:

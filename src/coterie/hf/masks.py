@@ -29,6 +29,8 @@ from transformers.masking_utils import (
     sdpa_mask,
 )
 
+from coterie.hf import turn
+
 _ROWS = {True: 4, False: 3}  # causal or not
 _DIGIT = 2**14  # positions are written with two of these
 
@@ -60,6 +62,12 @@ class Rules(NamedTuple):
         digits = mask[:, 0, 1:3, :1].to(torch.int32).sum(-1)  # 0 if there is no key
         offset = digits[:, 0] + _DIGIT * digits[:, 1]
         return Rules(mask[:, 0, 0].bool(), offset, mask.shape[2] == _ROWS[True], mask.shape[1] - 1)
+
+    def real_queries(self, count: int) -> Tensor:
+        """Which of `count` queries are real tokens, (B, count) bool, where queries and keys are the same tokens."""
+        at = (torch.arange(count, device=self.real.device) + self.offset[:, None]).long()
+        inside = (at >= 0) & (at < self.real.shape[1])
+        return inside & self.real.gather(1, at.clamp(0, max(0, self.real.shape[1] - 1)))
 
     def answered(self, count: int) -> Tensor:
         """Which of `count` queries see a key, (B, count) bool. Padded ones count: some models read what they say."""
@@ -94,6 +102,7 @@ def coterie_mask(
     **settings: Any,
 ) -> Tensor:
     """Hugging Face's mask interface: called by a model before its layers, the answer comes back in `attend`."""
+    turn.new_pass()
     if not torch.compiler.is_compiling():
         _check_model(settings.get("config"))
     known = _rule(mask_function)

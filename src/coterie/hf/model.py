@@ -96,7 +96,7 @@ def use(
     _take_over(model, sites)
     for site in some:
         if site.number in chosen:
-            choice.put(site.module, chosen[site.number], site.number)
+            choice.put(site.module, chosen[site.number], site.number, site.kind)
     _store(model, sites)
     return model
 
@@ -167,7 +167,7 @@ def apply(model: PreTrainedModel, modules: Mapping[str, str]) -> PreTrainedModel
     expect(not missing, "stored choice", "the attention modules of this model", f"a difference in {missing}")
     _take_over(model, sites)
     for name, site in names.items():
-        choice.put(site.module, choice.parse(modules[name]), site.number)
+        choice.put(site.module, choice.parse(modules[name]), site.number, site.kind)
     _store(model, sites)
     return model
 
@@ -279,7 +279,7 @@ def _take_over(model: PreTrainedModel, sites: list[_Site]) -> None:
         ]
         hooks = [model.register_forward_pre_hook(_before_forward, with_kwargs=True)]
         for site in sites:
-            choice.put(site.module, None, site.number)
+            choice.put(site.module, None, site.number, site.kind)
             site.module.__dict__[_NAME] = site.name
             hooks.append(site.module.register_forward_hook(_after_attention))
         model.__dict__[_STATE] = _State(before, hooks, learned_positions(model))

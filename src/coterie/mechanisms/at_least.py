@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NoReturn
 
+import torch
 from torch import Tensor
 
 from coterie.errors import expect_int, expect_type
@@ -17,10 +18,11 @@ from coterie.plan import Plan
 class AtLeast(Mechanism):
     """Another mechanism where there are at least `length` keys, every pair below: short inputs are faster dense.
 
-    Written "near-far:near=64@1024" in strings. Below, Hugging Face models run PyTorch's own attention.
+    Written "near-far:near=64@1024" in strings. Each sample of a padded batch counts its own keys, so that it gets what it
+    would get alone. Where all are below, Hugging Face models run PyTorch's own attention.
 
     Attributes:
-        length: in keys, padding included.
+        length: in real keys.
         inner: what runs from there on.
 
     Example:
@@ -52,19 +54,47 @@ class AtLeast(Mechanism):
         """Whether the inner mechanism draws anew at every call."""
         return bool(getattr(self.inner, "resample", False))
 
-    def runs(self, keys: int) -> Mechanism:
-        """What runs with so many keys."""
-        return self.inner if keys >= self.length else Full()
-
     def plan(self, q: Tensor, k: Tensor, **settings: Any) -> Plan:
         """As in `Mechanism`; what does not run need not be able to do what is asked."""
-        return self.runs(k.shape[2] if k.ndim == 4 else 0).plan(q, k, **settings)
+        if k.ndim == 4 and k.shape[2] < self.length:
+            return Full().plan(q, k, **settings)
+        if settings.get("key_mask") is None:
+            return self.inner.plan(q, k, **settings)
+        return super().plan(q, k, **settings)
+
+    def dense_samples(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """The samples in which every pair meets, (B,) bool, by the masks of their tokens."""
+        return keys.sum(-1) < self.length
 
     def build(self, tokens: Tokens) -> Plan:
-        return self.runs(tokens.sizes.keys).build(tokens)
+        dense = self.dense_samples(tokens.query_mask, tokens.key_mask)
+        if not torch.compiler.is_compiling():  # there, both are in the graph, and one of them is empty for each sample
+            if bool(dense.all()):
+                return Full().build(tokens)
+            if not bool(dense.any()):
+                return self.inner.build(tokens)
+        planned, everyone = self.inner.build(tokens), Full().build(tokens)
+        rounds = [(each, ~dense) for each in planned.rounds] + [(each, dense) for each in everyone.rounds]
+
+        def kept(rows: Tensor | None) -> Tensor | None:
+            return None if rows is None else rows.masked_fill(dense[:, None, None], -1)
+
+        return replace(
+            planned,
+            rounds=tuple(
+                replace(each, query_offsets=each.query_offsets * here.to(torch.int32)[:, None, None])
+                for each, here in rounds
+            ),
+            answer=kept(planned.answer),
+            mass=kept(planned.mass),
+        )
+
+    def refuse_causality(self) -> NoReturn:
+        self.inner.refuse_causality()
 
     def to_dict(self) -> dict[str, Any]:
         return {**self.inner.to_dict(), "at_least": self.length}
 
     def __str__(self) -> str:
         return f"{self.inner}@{self.length}"
+

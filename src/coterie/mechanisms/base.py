@@ -6,7 +6,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from coterie.arguments import Sizes, check_flag, check_offset, check_scale, chec
 from coterie.engine.api import choose_backend
 from coterie.errors import expect, expect_int, expect_type
 from coterie.grouping import compact
+from coterie.guests import seat
 from coterie.plan import Means, Plan, Round
 from coterie.planning import native as native_steps
 from coterie.planning import reference as reference_steps
@@ -157,10 +158,12 @@ class Mechanism(ABC):
     Attributes:
         name: what strings and JSON call it; set by `register`.
         causality: "strict", "mask" or "none", see the user guide; "none" refuses `is_causal`.
+        per_query: whom a query meets does not depend on the other queries.
     """
 
     name: ClassVar[str] = ""
     causality: ClassVar[str] = "mask"
+    per_query: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         self.check()
@@ -181,6 +184,7 @@ class Mechanism(ABC):
         *,
         key_mask: Tensor | None = None,
         query_mask: Tensor | None = None,
+        guests: Tensor | None = None,
         is_causal: bool = False,
         causal_offset: int | Tensor | None = None,
         scale: float | None = None,
@@ -193,6 +197,9 @@ class Mechanism(ABC):
             q, k: queries and keys; values do not matter to a plan.
             key_mask, query_mask: (B, Nk) and (B, Nq) bool, True for real tokens; with Nq = Nk and only a key mask,
                 it is taken for the queries too.
+            guests: (B, Nq) bool: queries to be answered that must not matter to any other, as padding that a model
+                reads. They take no part in the planning; each then joins the groups of the last real query before it,
+                or of the first one.
             is_causal: query i meets only keys ≤ i + causal_offset.
             causal_offset: an int, or (B,) integers; Nk − Nq by default.
             scale: of the scores; 1/√D by default.
@@ -203,15 +210,16 @@ class Mechanism(ABC):
         device = q.device
         check_token_mask("key_mask", key_mask, (sizes.batch, sizes.keys), device)
         check_token_mask("query_mask", query_mask, (sizes.batch, sizes.queries), device)
+        check_token_mask("guests", guests, (sizes.batch, sizes.queries), device)
         check_flag("is_causal", is_causal)
         expect_int("layer", layer, at_least=0, at_most=2**24 - 1)
         if is_causal and self.causality == "none":
-            raise ValueError(
-                f"is_causal: expected False for {self.name!r}, whose mean queries would mix the future in, got True"
-            )
+            self.refuse_causality()
         query_mask = self_query_mask(query_mask, key_mask, sizes)
         everyone = (torch.ones(sizes.batch, n, dtype=torch.bool, device=device) for n in (sizes.queries, sizes.keys))
         real_queries, real_keys = everyone
+        if guests is not None and query_mask is not None and self.per_query:
+            query_mask, guests = query_mask | guests, None
         tokens = Tokens(
             raw_q=q.detach(),
             raw_k=k.detach(),
@@ -225,7 +233,16 @@ class Mechanism(ABC):
             backend=choose_backend(backend, device, q.dtype),
         )
         with torch.autocast(device.type, enabled=False):
-            return self.build(tokens)
+            plan = self.build(tokens)
+            if guests is None or query_mask is None:  # without a mask of queries all of them are planned
+                return plan
+            return seat(plan, tokens.query_mask, guests, tokens.steps.group_by)
+
+    def refuse_causality(self) -> NoReturn:
+        """What is said where `causality` is "none"."""
+        raise ValueError(
+            f"is_causal: expected False for {self.name!r}, whose mean queries would mix the future in, got True"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form: the name and every field."""

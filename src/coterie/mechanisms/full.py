@@ -25,6 +25,7 @@ class Full(Mechanism):
     """
 
     causality: ClassVar[str] = "strict"
+    per_query: ClassVar[bool] = True
 
     def build(self, tokens: Tokens) -> Plan:
         queries, num_queries = tokens.real_queries

@@ -67,6 +67,7 @@ class Local(Mechanism):
     window: int = 256
 
     causality: ClassVar[str] = "strict"
+    per_query: ClassVar[bool] = True
 
     def check(self) -> None:
         expect_int("window", self.window, at_least=1)

@@ -37,6 +37,7 @@ class Longformer(Mechanism):
     global_tokens: int = 1
 
     causality: ClassVar[str] = "strict"
+    per_query: ClassVar[bool] = True
 
     def check(self) -> None:
         expect_int("window", self.window, at_least=1)

@@ -31,6 +31,7 @@ class TopK(Mechanism):
     k: int = 32
 
     causality: ClassVar[str] = "strict"
+    per_query: ClassVar[bool] = True
 
     def check(self) -> None:
         expect_int("k", self.k, at_least=1)
