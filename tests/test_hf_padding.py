@@ -90,3 +90,79 @@ def test_a_row_of_a_padded_batch_is_the_row_alone(name: str, mechanism: str, sid
     family = BY_NAME[name]
     model = coterie.hf.use(family.build(), mechanism)
     check(*encode(family, model, side, **({"use_cache": False} if family.causal else {})))
+
+
+PAIRED = [
+    pytest.param(name, mechanism, id=f"{name}-{mechanism}")
+    for name in PAIRS
+    for mechanism in OTHERS
+    if not (name == "t5" and mechanism.startswith("near-far"))  # a mean has no position bias
+]
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["use", "from-config"])
+@pytest.mark.parametrize(("name", "mechanism"), PAIRED)
+def test_cross_attention_does_not_look_at_padded_queries(name: str, mechanism: str, known: bool):
+    """An attention between encoder and decoder is not told which queries are real; those before it in its layer are."""
+    family = BY_NAME[name]
+    model = family.build()
+    if known:
+        coterie.hf.use(model, mechanism)
+    else:  # as after from_pretrained(…, attn_implementation="coterie"): which attention is which, nobody has said
+        for part in model.modules():
+            if hasattr(part, "config"):
+                part.config._attn_implementation = "coterie"
+                part.config.coterie = {"modules": {"": mechanism}}
+    for lengths in ((61, 23, 37), (23, 52, 9)):  # the longest row has as many queries as keys, or none has
+        texts = [rows(count, seed) for seed, count in enumerate((61, 44, 23))]
+        answers = [rows(count, 10 + seed) for seed, count in enumerate(lengths)]
+        ids, mask = padded(texts, "right", pad=1)
+        decoded, decoded_mask = padded(answers, "right", pad=1)
+        told = {"decoder_attention_mask": decoded_mask, "use_cache": False}
+        if name == "whisper":
+            sound = torch.randn(3, 80, 122, generator=torch.Generator().manual_seed(0))
+            found = hidden(model, input_features=sound, decoder_input_ids=decoded, **told)
+            alone = [hidden(model, input_features=sound[b : b + 1], decoder_input_ids=x) for b, x in enumerate(answers)]
+        else:
+            found = hidden(model, input_ids=ids, attention_mask=mask, decoder_input_ids=decoded, **told)
+            alone = [hidden(model, input_ids=x, decoder_input_ids=y) for x, y in zip(texts, answers, strict=True)]
+        check(found, decoded_mask, alone)
+
+
+def test_a_mask_of_pairs_tells_padding_too():
+    """A caller's 4-D mask: a token that nobody may look at takes no part in the planning."""
+    model = coterie.hf.use(BY_NAME["bert"].build(), "smyrf:rounds=2,cluster_size=8")
+    texts = [rows(61, 0), rows(44, 1)]
+    ids, mask = padded(texts, "right", pad=1)
+    pairs = mask.bool()[:, None, None, :].expand(2, 1, 61, 61).contiguous()
+    pairs[0, 0, 0, 3] = False  # so that it is no mask of keys
+    alone = pairs[:1], torch.ones(1, 1, 44, 44, dtype=torch.bool)
+    check(
+        hidden(model, input_ids=ids, attention_mask=pairs),
+        mask,
+        [hidden(model, input_ids=x, attention_mask=y) for x, y in zip(texts, alone, strict=True)],
+    )
+
+
+@pytest.mark.parametrize("mechanism", [*MEANS, *OTHERS])
+def test_what_padding_says_changes_nobody_and_comes_from_the_keys_that_its_host_meets(mechanism: str):
+    """Guests: real rows are the same to the bit with and without them; each guest's answer is made of real values."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = torch.randn(3, 2, 3, 61, 8, generator=generator).unbind(0)
+    real = torch.arange(61) < torch.tensor([[61], [37]])
+    chosen = coterie.as_mechanism(mechanism)
+    settings = {"key_mask": real, "query_mask": real}
+    without = coterie.attention(q, k, v, chosen, **settings)
+    out, lse = coterie.attention(q, k, v, chosen, **settings, guests=~real, return_lse=True)
+    at = real[:, None, :].expand_as(lse)
+    assert torch.equal(out[at], without[at])
+    assert lse.isfinite().all() or mechanism.startswith("local")  # whose window does not reach from everywhere
+    low, high = v[1, :, :37].amin(1, keepdim=True), v[1, :, :37].amax(1, keepdim=True)
+    heard = lse[1].isfinite()[..., None]
+    assert bool((~heard | ((out[1] >= low - 1e-5) & (out[1] <= high + 1e-5))).all())
+    # A guest that asks what its host asks gets what its host gets.
+    same = q.clone()
+    same[1, :, 37:] = q[1, :, 36:37]
+    if not chosen.per_query:
+        got = coterie.attention(same, k, v, chosen, **settings, guests=~real)
+        torch.testing.assert_close(got[1, :, 37:], got[1, :, 36:37].expand(-1, 24, -1))

@@ -22,13 +22,13 @@ def seat(plan: Plan, query_mask: Tensor, guests: Tensor, group_by: GroupBy) -> P
 
     Args:
         query_mask: (B, Nq) bool, the queries that the plan was made with.
-        guests: (B, Nq) bool, those to be answered too; where both hold, a query is no guest.
+        guests: (B, Nq) bool, others to be answered too.
         group_by: the planning step of the backend.
     """
     if plan.num_queries == 0:
         return plan
     host = _hosts(query_mask)
-    seated = guests & ~query_mask & (host >= 0)
+    seated = guests & (host >= 0)
     host = host.clamp(min=0)[:, None].expand(-1, plan.heads, -1)
     seated = seated[:, None].expand_as(host)
 
@@ -58,6 +58,9 @@ def _seat_in_round(plan: Plan, each: Round, host: Tensor, seated: Tensor, group_
         return each
     slots = torch.arange(each.query_order.shape[-1], device=plan.device).expand_as(each.query_order)
     used = slots < each.query_offsets[..., -1:]
+    # A guest that the plan has named all the same gives up its seat.
+    real = used & (each.query_order < plan.num_queries)
+    used = used & ~(real & seated.gather(-1, torch.where(real, each.query_order, 0).long()))
     edges = each.query_offsets.to(torch.int64).contiguous()
     group = torch.where(used, torch.searchsorted(edges, slots.contiguous(), right=True) - 1, nowhere)
     # What a slot that is not used would write goes behind the end.

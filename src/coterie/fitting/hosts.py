@@ -161,9 +161,21 @@ def without_labels(batch: Any) -> dict[str, Any]:
 def host_of(model: Any) -> Host:
     """The host that fits a model."""
     expect(isinstance(model, nn.Module), "model", "a torch.nn.Module", type(model).__name__)
-    if any(kind.__module__.startswith("transformers.") for kind in type(model).__mro__):
+    if _is_hf(model):
         return HfHost(model)
+    mixed = any(isinstance(part, nn.MultiheadAttention) for part in model.modules())
+    if not mixed and any(_is_hf(part) for part in model.modules()):
+        from coterie.hf.wrapped import model_inside  # transformers is there, as a model of its is
+
+        return HfHost(model_inside(model))
     return TorchHost(model)
+
+
+def _is_hf(module: nn.Module) -> bool:
+    return any(
+        f"{kind.__module__}.{kind.__qualname__}".endswith("modeling_utils.PreTrainedModel")
+        for kind in type(module).__mro__
+    )
 
 
 @torch.no_grad()

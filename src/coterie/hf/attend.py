@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -14,10 +13,11 @@ from transformers.masking_utils import AttentionMaskInterface
 from coterie.functional import attention
 from coterie.hf import choice, turn
 from coterie.hf.masks import Rules, coterie_mask
-from coterie.mechanisms import AtLeast, Local, Mechanism
+from coterie.hf.samples import BySample
+from coterie.mechanisms import AtLeast, Mechanism
 
 NAME = "coterie"
-FEW_QUERIES = 16  # so few queries with a cache in front are answered densely: there is nothing to group
+FEW_QUERIES = 16  # so few queries, as in decoding, are answered densely: there is nothing to group
 
 # What models pass along that changes nothing here.
 _HARMLESS = {
@@ -69,7 +69,7 @@ def attend(
         raise ValueError(f"attention_mask: expected bool or float for a mask of pairs, got {pairs.dtype}.")
     who = _who(call, rules, pairs)
     turn.leave(module, who.queries)
-    mechanism = _runs(choice.of(module), who)
+    mechanism = _runs(choice.of(module), who, rules)
     if mechanism is None:
         out = _dense(call, rules, pairs, position_bias)
     else:
@@ -83,6 +83,14 @@ class Who(NamedTuple):
     queries: Tensor  # real tokens: those that mechanisms plan with
     guests: Tensor  # answered too, as a model may read what padding says
     keys: Tensor
+
+    def offset(self) -> Tensor:
+        """(B,) int32: where queries sit if nobody says so: the last real one is level with the last real key."""
+        last_query, last_key = (
+            torch.where(mask, torch.arange(mask.shape[1], device=mask.device), 0).amax(-1)
+            for mask in (self.queries, self.keys)
+        )
+        return (last_key - last_query).to(torch.int32)
 
 
 def _who(call: Call, rules: Rules | None, pairs: Tensor | None) -> Who:
@@ -104,38 +112,24 @@ def _who(call: Call, rules: Rules | None, pairs: Tensor | None) -> Who:
     return Who(queries & answered, answered & ~queries, keys)
 
 
-def _runs(mechanism: Mechanism | None, who: Who) -> Mechanism | None:
+def _runs(mechanism: Mechanism | None, who: Who, rules: Rules | None) -> Mechanism | None:
     """What runs, None for dense attention. A sample counts its own tokens, so that its padding does not matter."""
     if mechanism is None:
         return None
     queries, keys = who.queries.shape[1], who.keys.shape[1]
     length, inner = (mechanism.length, mechanism.inner) if isinstance(mechanism, AtLeast) else (0, mechanism)
-    if keys < length or (queries <= FEW_QUERIES and queries < keys):
+    if keys < length or queries <= FEW_QUERIES:
         return None
-    mixed = DenseBelow(length, inner, FEW_QUERIES)
+    window, causal = (0, False) if rules is None else (rules.window, rules.causal)
+    mixed = BySample(inner, length, FEW_QUERIES, window)
     if torch.compiler.is_compiling():
-        return mixed if length or queries != keys else inner
-    dense = mixed.dense_samples(who.queries, who.keys)
-    if bool(dense.all()):
+        return mixed
+    windowed, dense = mixed.windowed(who.keys, causal), mixed.dense(who.queries, who.keys)
+    if bool(windowed.all()):
+        return mixed.local(causal)
+    if bool((dense & ~windowed).all()):
         return None
-    return mixed if bool(dense.any()) else inner
-
-
-@dataclass(frozen=True)
-class DenseBelow(AtLeast):
-    """Dense also in the samples with only a few queries for their keys."""
-
-    few: int = 0
-
-    def check(self) -> None:
-        """Its values come from `_runs`."""
-
-    def dense_samples(self, queries: Tensor, keys: Tensor) -> Tensor:
-        num_queries, num_keys = queries.sum(-1), keys.sum(-1)
-        return super().dense_samples(queries, keys) | ((num_queries <= self.few) & (num_queries < num_keys))
-
-    def __str__(self) -> str:
-        return str(self.inner)
+    return mixed if bool((windowed | dense).any()) else inner
 
 
 def _refuse(module: nn.Module, rest: dict[str, Any]) -> None:
@@ -181,12 +175,9 @@ def _clustered(
     settings: dict[str, Any] = {"key_mask": who.keys, "query_mask": who.queries}
     if torch.compiler.is_compiling() or bool(who.guests.any()):
         settings["guests"] = who.guests
-    if rules is not None:
-        settings["is_causal"] = rules.causal
-        if rules.causal or rules.window:
-            settings["causal_offset"] = rules.offset
-        if rules.window:  # exactly, and cheaper than any approximation of it
-            mechanism = Local(window=rules.window if rules.causal else 2 * rules.window)
+    placed = rules is not None and (rules.causal or rules.window)
+    settings["causal_offset"] = rules.offset if rules is not None and placed else who.offset()
+    settings["is_causal"] = rules is not None and rules.causal
     try:
         out = attention(
             call.q,

@@ -9,19 +9,23 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import transformers
 from torch import nn
 from transformers import AutoConfig, PreTrainedModel
 
-from coterie.errors import expect, expect_choice, expect_int, expect_type
+from coterie.errors import expect, expect_choice, expect_int
 from coterie.hf import choice
 from coterie.hf.attend import NAME
 from coterie.hf.positions import Table, learned_positions
+from coterie.hf.wrapped import model_inside
 from coterie.mechanisms import Mechanism
 
+_Model = TypeVar(
+    "_Model", bound=nn.Module
+)  # a PreTrainedModel, or a wrapper around one: PEFT, sentence-transformers, …
 _STATE = "_coterie_state"
 _NAME = "_coterie_name"
 _CROSS = re.compile(r"cross|enc(oder)?_?(dec)?_?attn|encdec", re.IGNORECASE)
@@ -52,21 +56,23 @@ class _State(NamedTuple):
 
 
 def use(
-    model: PreTrainedModel,
+    model: _Model,
     mechanism: Mechanism | str | dict[str, Any] | Mapping[int, Any] | None,
     layers: Iterable[int] | None = None,
     *,
     kind: str = "all",
     within: str = "",
-) -> PreTrainedModel:
+) -> _Model:
     """Let the attention of a trained model run through a mechanism; weights, masks and cache stay.
 
     Call it again to give some layers another mechanism; layers that were never chosen run dense. A layer with a sliding
-    window keeps it, exactly and at the window's cost. Up to `FEW_QUERIES` queries with a cache in front (decoding) are
-    answered densely. The choice is stored in the model's config, so `save_pretrained` keeps it.
+    window keeps it, exactly and at the window's cost. Up to `FEW_QUERIES` queries (decoding) are answered densely.
+    Padding changes nothing: a sample of a padded batch gets what it would get alone. The choice is stored in the
+    model's config, so `save_pretrained` keeps it.
 
     Args:
-        model: any model on Hugging Face's attention interface; others are refused.
+        model: any model on Hugging Face's attention interface, or one wrapped by PEFT, sentence-transformers and the
+            like; others are refused.
         mechanism: a mechanism or its string; None or "dense" for dense attention; or a dict from layer to these.
         layers: which layers; all by default.
         kind: "self", "cross" or "all" attention.
@@ -87,40 +93,43 @@ def use(
         encoder.layer.1.attention.self  self  near-far:near=16
         ['near-far:near=16', 'near-far:near=16']
     """
-    expect_type(isinstance(model, PreTrainedModel), "model", "a transformers.PreTrainedModel", type(model).__name__)
+    inner = model_inside(model)
     expect_choice("kind", kind, ("all", "self", "cross"))
-    sites = _sites(model)
-    some = [s for s in sites if kind in ("all", s.kind) and _below(_short(model, s.name), within)]
+    sites = _sites(inner)
+    some = [s for s in sites if kind in ("all", s.kind) and _below(_short(inner, s.name), within)]
     expect(bool(some), "within, kind", f"some of {', '.join(s.name for s in sites)}", f"{within!r}, {kind!r}")
     chosen = _wanted(mechanism, layers, some)
-    _take_over(model, sites)
+    _take_over(inner, sites)
     for site in some:
         if site.number in chosen:
             choice.put(site.module, chosen[site.number], site.number, site.kind)
-    _store(model, sites)
+    _store(inner, sites)
     return model
 
 
-def undo(model: PreTrainedModel) -> PreTrainedModel:
-    """Put the attention back that the model had before `use`."""
-    state: _State | None = model.__dict__.pop(_STATE, None)
+def undo(model: _Model) -> _Model:
+    """Put the attention back that the model had before `use`, or that `set_attn_implementation` has chosen since."""
+    inner = model_inside(model)
+    state: _State | None = inner.__dict__.pop(_STATE, None)
     expect(state is not None, "model", "a model that coterie.hf.use was called on", type(model).__name__)
     assert state is not None
     for hook in state.hooks:
         hook.remove()
     for config, before in state.before:
-        config._attn_implementation = before
-    sites = _sites(model)
+        if config._attn_implementation == NAME:
+            config._attn_implementation = before
+    sites = _sites(inner)
     for site in sites:
         choice.take(site.module)
         site.module.__dict__.pop(_NAME, None)
-    for config in _configs(model, sites):
+    for config in _configs(inner, sites):
         config.__dict__.pop("coterie", None)
     return model
 
 
-def describe(model: PreTrainedModel) -> list[Layer]:
+def describe(model: nn.Module) -> list[Layer]:
     """Print, layer by layer, what attention runs in a model; the same as a list."""
+    model = model_inside(model)
     found = [Layer(name, number, kind, _runs(module)) for name, number, kind, module in _sites(model, refuse=False)]
     if not found:
         print(f"{type(model).__name__} does not use Hugging Face's attention interface: Coterie cannot reach it.")
@@ -132,7 +141,7 @@ def describe(model: PreTrainedModel) -> list[Layer]:
     return found
 
 
-def load(model: PreTrainedModel | str | Path, stored: str | Path | None = None, **settings: Any) -> PreTrainedModel:
+def load(model: nn.Module | str | Path, stored: str | Path | None = None, **settings: Any) -> Any:
     """A model with the mechanisms that were stored for it.
 
     Args:
@@ -140,7 +149,7 @@ def load(model: PreTrainedModel | str | Path, stored: str | Path | None = None, 
         stored: a JSON file with a choice for this model.
         settings: for `from_pretrained`.
     """
-    if isinstance(model, PreTrainedModel):
+    if isinstance(model, nn.Module):
         expect(stored is not None, "stored", "a JSON file, for a model that is loaded already", "None")
     else:
         config = AutoConfig.from_pretrained(model, **({"gguf_file": g} if (g := settings.get("gguf_file")) else {}))
@@ -150,31 +159,33 @@ def load(model: PreTrainedModel | str | Path, stored: str | Path | None = None, 
         expect(kind is not None, "model", "an architecture of transformers", known[0])
         assert kind is not None
         model = kind.from_pretrained(model, **settings)
-    assert isinstance(model, PreTrainedModel)
+    assert isinstance(model, nn.Module)
     if stored is not None:
         choices = json.loads(Path(stored).read_text())
     else:
-        choices = getattr(model.config, "coterie", None)
+        choices = getattr(model_inside(model).config, "coterie", None)
         expect(choices is not None, "model", "a config with a stored choice: call coterie.hf.use and save it", "none")
     return apply(model, choices["modules"])
 
 
-def apply(model: PreTrainedModel, modules: Mapping[str, str]) -> PreTrainedModel:
+def apply(model: _Model, modules: Mapping[str, str]) -> _Model:
     """Put a mechanism's string, or "dense", into each attention module; names are those of the bare model."""
-    sites = _sites(model)
-    names = {_short(model, s.name): s for s in sites}
+    inner = model_inside(model)
+    sites = _sites(inner)
+    names = {_short(inner, s.name): s for s in sites}
     missing = sorted(set(modules) ^ set(names))
     expect(not missing, "stored choice", "the attention modules of this model", f"a difference in {missing}")
-    _take_over(model, sites)
+    _take_over(inner, sites)
     for name, site in names.items():
         choice.put(site.module, choice.parse(modules[name]), site.number, site.kind)
-    _store(model, sites)
+    _store(inner, sites)
     return model
 
 
-def attention_modules(model: PreTrainedModel) -> dict[str, nn.Module]:
+def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
     """The modules that Coterie can reach, by their names in the bare model."""
-    return {_short(model, site.name): site.module for site in _sites(model)}
+    inner = model_inside(model)
+    return {_short(inner, site.name): site.module for site in _sites(inner)}
 
 
 # --- which modules ----------------------------------------------------------------------------------------------------
@@ -307,6 +318,12 @@ def _after_attention(module: nn.Module, inputs: Any, output: Any) -> None:
 
 def _before_forward(model: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
     """What can be told before anything is computed."""
+    for config, _ in model.__dict__[_STATE].before:
+        if config._attn_implementation != NAME:
+            raise RuntimeError(
+                f"set_attn_implementation({config._attn_implementation!r}) was called after coterie.hf.use, which "
+                "chose a mechanism for this model: call coterie.hf.undo(model) to take it out, or coterie.hf.use again."
+            )
     if named.get("output_attentions") or getattr(model.config, "output_attentions", False):
         raise ValueError(
             "output_attentions: clustered attention never has the matrix of weights; "

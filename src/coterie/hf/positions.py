@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers import PreTrainedModel
 
 from coterie.errors import expect, expect_int
 
+_Model = TypeVar("_Model", bound=nn.Module)
 _TABLES = ("position_embeddings", "wpe", "position_embedding", "embed_positions")  # what models call it
 _SIZES = ("max_position_embeddings", "n_positions", "max_target_positions")  # and what configs call its size
 
@@ -47,7 +47,7 @@ def learned_positions(model: nn.Module) -> Table | None:
     return None
 
 
-def extend_positions(model: PreTrainedModel, length: int) -> PreTrainedModel:
+def extend_positions(model: _Model, length: int) -> _Model:
     """Stretch a learned table of positions to `length` tokens by linear interpolation; what is there keeps its order.
 
     The model sees positions that it was never trained with, in between those that it knows: short texts change too.

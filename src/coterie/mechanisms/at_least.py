@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
-import torch
 from torch import Tensor
 
 from coterie.errors import expect_int, expect_type
 from coterie.mechanisms.base import Mechanism, Tokens
 from coterie.mechanisms.full import Full
+from coterie.mixing import by_sample
 from coterie.plan import Plan
 
 
@@ -18,8 +18,8 @@ from coterie.plan import Plan
 class AtLeast(Mechanism):
     """Another mechanism where there are at least `length` keys, every pair below: short inputs are faster dense.
 
-    Written "near-far:near=64@1024" in strings. Each sample of a padded batch counts its own keys, so that it gets what it
-    would get alone. Where all are below, Hugging Face models run PyTorch's own attention.
+    Written "near-far:near=64@1024" in strings. Each sample of a padded batch counts its own keys, so that it gets what
+    it would get alone. Where all are below, Hugging Face models run PyTorch's own attention.
 
     Attributes:
         length: in real keys.
@@ -50,6 +50,11 @@ class AtLeast(Mechanism):
         return self.inner.causality
 
     @property
+    def per_query(self) -> bool:  # type: ignore[override]
+        """That of the inner mechanism; dense attention is."""
+        return self.inner.per_query
+
+    @property
     def resample(self) -> bool:
         """Whether the inner mechanism draws anew at every call."""
         return bool(getattr(self.inner, "resample", False))
@@ -62,32 +67,9 @@ class AtLeast(Mechanism):
             return self.inner.plan(q, k, **settings)
         return super().plan(q, k, **settings)
 
-    def dense_samples(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """The samples in which every pair meets, (B,) bool, by the masks of their tokens."""
-        return keys.sum(-1) < self.length
-
     def build(self, tokens: Tokens) -> Plan:
-        dense = self.dense_samples(tokens.query_mask, tokens.key_mask)
-        if not torch.compiler.is_compiling():  # there, both are in the graph, and one of them is empty for each sample
-            if bool(dense.all()):
-                return Full().build(tokens)
-            if not bool(dense.any()):
-                return self.inner.build(tokens)
-        planned, everyone = self.inner.build(tokens), Full().build(tokens)
-        rounds = [(each, ~dense) for each in planned.rounds] + [(each, dense) for each in everyone.rounds]
-
-        def kept(rows: Tensor | None) -> Tensor | None:
-            return None if rows is None else rows.masked_fill(dense[:, None, None], -1)
-
-        return replace(
-            planned,
-            rounds=tuple(
-                replace(each, query_offsets=each.query_offsets * here.to(torch.int32)[:, None, None])
-                for each, here in rounds
-            ),
-            answer=kept(planned.answer),
-            mass=kept(planned.mass),
-        )
+        long = tokens.real_keys[1] >= self.length
+        return by_sample(long, lambda: self.inner.build(tokens), lambda: Full().build(tokens))
 
     def refuse_causality(self) -> NoReturn:
         self.inner.refuse_causality()
@@ -97,4 +79,3 @@ class AtLeast(Mechanism):
 
     def __str__(self) -> str:
         return f"{self.inner}@{self.length}"
-

@@ -36,6 +36,7 @@ class Tokens:
         scale: of the scores.
         layer: index for the random draws.
         backend: "reference" or "native"; `steps` are its versions of the costly parts.
+        guests: (B, Nq) bool, those of `query_mask` that are no real tokens; only what is `per_query` has any.
     """
 
     raw_q: Tensor
@@ -48,6 +49,7 @@ class Tokens:
     scale: float
     layer: int
     backend: str = "reference"
+    guests: Tensor | None = None
 
     @property
     def steps(self) -> Any:
@@ -218,8 +220,10 @@ class Mechanism(ABC):
         query_mask = self_query_mask(query_mask, key_mask, sizes)
         everyone = (torch.ones(sizes.batch, n, dtype=torch.bool, device=device) for n in (sizes.queries, sizes.keys))
         real_queries, real_keys = everyone
-        if guests is not None and query_mask is not None and self.per_query:
-            query_mask, guests = query_mask | guests, None
+        guests = None if guests is None or query_mask is None else guests & ~query_mask
+        planned = guests if self.per_query else None
+        if query_mask is not None and planned is not None:
+            query_mask = query_mask | planned
         tokens = Tokens(
             raw_q=q.detach(),
             raw_k=k.detach(),
@@ -231,10 +235,11 @@ class Mechanism(ABC):
             scale=check_scale(scale, q.shape[-1]),
             layer=layer,
             backend=choose_backend(backend, device, q.dtype),
+            guests=planned,
         )
         with torch.autocast(device.type, enabled=False):
             plan = self.build(tokens)
-            if guests is None or query_mask is None:  # without a mask of queries all of them are planned
+            if guests is None or self.per_query:  # without a mask of queries all of them are planned
                 return plan
             return seat(plan, tokens.query_mask, guests, tokens.steps.group_by)
 

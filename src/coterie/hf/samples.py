@@ -1,0 +1,76 @@
+"""What runs in each sample of a batch, by its own tokens: a sample must get what it would get alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NoReturn
+
+import torch
+from torch import Tensor
+
+from coterie.mechanisms import Full, Local, Mechanism, Tokens
+from coterie.mixing import by_sample
+from coterie.plan import Plan
+
+
+@dataclass(frozen=True)
+class BySample(Mechanism):
+    """A mechanism where it pays. Every pair in samples with fewer keys than `length` or at most `few` queries; the
+    layer's own window, exactly, in samples that are longer than it reaches.
+
+    Attributes:
+        inner: the mechanism.
+        length, few: in real tokens.
+        window: as in `coterie.hf.masks.Rules`; 0 is none.
+    """
+
+    inner: Mechanism
+    length: int
+    few: int
+    window: int
+
+    name: ClassVar[str] = "by-sample"
+
+    @property
+    def causality(self) -> str:  # type: ignore[override]
+        """That of the inner mechanism."""
+        return self.inner.causality
+
+    @property
+    def per_query(self) -> bool:  # type: ignore[override]
+        """That of the inner mechanism; the others are."""
+        return self.inner.per_query
+
+    def refuse_causality(self) -> NoReturn:
+        self.inner.refuse_causality()
+
+    def dense(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Samples where every pair meets, (B,) bool, by the masks of their tokens."""
+        return (keys.sum(-1) < self.length) | (queries.sum(-1) <= self.few)
+
+    def windowed(self, keys: Tensor, causal: bool) -> Tensor:
+        """Samples whose last key is too far from their first one, (B,) bool."""
+        if not self.window or keys.shape[1] == 0:
+            return torch.zeros_like(keys.any(-1))
+        place = torch.arange(keys.shape[1], device=keys.device)
+        first = torch.where(keys, place, keys.shape[1]).amin(-1)
+        last = torch.where(keys, place, -1).amax(-1)
+        return last - first >= self.window + (0 if causal else 1)
+
+    def local(self, causal: bool) -> Local:
+        """The window as a mechanism."""
+        return Local(window=self.window if causal else 2 * self.window)
+
+    def build(self, tokens: Tokens) -> Plan:
+        def inside() -> Plan:
+            real = tokens.query_mask if tokens.guests is None else tokens.query_mask & ~tokens.guests
+            dense = self.dense(real, tokens.key_mask)
+            return by_sample(~dense, lambda: self.inner.build(tokens), lambda: Full().build(tokens))
+
+        if not self.window:
+            return inside()
+        windowed = self.windowed(tokens.key_mask, tokens.causal)
+        return by_sample(~windowed, inside, lambda: self.local(tokens.causal).build(tokens))
+
+    def __str__(self) -> str:
+        return str(self.inner)
