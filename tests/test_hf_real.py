@@ -53,6 +53,19 @@ def test_minilm_with_full_embeds_as_with_sdpa(minilm):
     assert float((near_far * want).sum(-1).mean()) > 0.99
 
 
+@pytest.mark.parametrize(
+    "mechanism", ["near-far", "smyrf", "reformer", "routing", "improved-clustered", "clustered", "near-far@450"]
+)
+def test_minilm_embeds_a_text_alone_as_in_a_padded_batch(minilm, mechanism):
+    tokenizer, load = minilm
+    longest = max(pydoc_data.topics.topics.values(), key=len)
+    batch = tokenizer([longest, longest[4000:]], truncation=True, max_length=512, return_tensors="pt")
+    batch["attention_mask"][1, 413:] = 0
+    model = coterie.hf.use(load(), mechanism)
+    alone = {name: x[1:, :413] for name, x in batch.items()}
+    assert 1 - float((embed(model, batch)[1] * embed(model, alone)[0]).sum()) < 1e-5
+
+
 def test_minilm_with_full_reaches_its_score_on_stsb(minilm):
     path = DATA / "stsb" / "sts-test.csv"
     if not path.exists():
