@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from coterie.files import finite
+from coterie.files import plain
 
 # Into a file or a pipe nothing is cut off.
 out, err = Console(width=None if sys.stdout.isatty() else 160), Console(stderr=True)
@@ -40,7 +40,7 @@ def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
 
 def print_json(found: Any) -> None:
     """JSON on one line; numbers that are not finite, which JSON does not know, become null."""
-    print(json.dumps(finite(found), allow_nan=False))
+    print(json.dumps(plain(found), allow_nan=False))
 
 
 @contextmanager

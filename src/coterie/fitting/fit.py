@@ -15,7 +15,7 @@ import torch
 
 from coterie._version import __version__
 from coterie.errors import expect, expect_type
-from coterie.files import finite, write_whole
+from coterie.files import plain, write_json
 from coterie.fitting.hosts import DENSE, Host, host_of
 from coterie.fitting.measures import Fidelity, Measure, length_of
 from coterie.fitting.profile import Tried, profile
@@ -100,12 +100,12 @@ class Fit:
         """For JSON; `coterie.hf.load(model, file)` reads "modules"."""
         found = asdict(self)
         found["modules"] = found.pop("choices")
-        whole: dict[str, Any] = finite({"coterie": __version__, **found})
+        whole: dict[str, Any] = plain({"coterie": __version__, **found})
         return whole
 
     def save(self, path: str | Path) -> None:
         """Write it to a JSON file, whole or not at all."""
-        write_whole(Path(path), json.dumps(self.to_dict(), indent=1, allow_nan=False))
+        write_json(Path(path), self.to_dict())
 
     @staticmethod
     def load(path: str | Path) -> Fit:
