@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
+_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 _ENDINGS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGINT") if hasattr(signal, name)]
 
@@ -30,6 +31,15 @@ def readable(text: str) -> str:
     ('r�s', 'é')
     """
     return _SURROGATES.sub("\ufffd", text)
+
+
+def shown(text: str) -> str:
+    """`readable` text from outside that steers no terminal and is valid in XML: control characters become � too.
+
+    >>> shown("a" + chr(27) + "[2Jb")
+    'a�[2Jb'
+    """
+    return _UNSEEN.sub("\ufffd", text)
 
 
 def plain(found: Any) -> Any:
@@ -46,6 +56,14 @@ def plain(found: Any) -> Any:
 def write_json(path: Path, found: Any) -> None:
     """Write JSON by `write_whole`, as strict parsers want it: no NaN, no half of a surrogate pair."""
     write_whole(path, json.dumps(plain(found), indent=1, allow_nan=False))
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file holds; ValueError, with the path, if it is none."""
+    try:
+        return json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:  # of UTF-8, of JSON, of numbers with thousands of digits, of nesting
+        raise ValueError(f"path: expected a JSON file, got {path} ({error})") from error
 
 
 def expect_writable(path: Path) -> None:
