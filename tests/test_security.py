@@ -382,6 +382,28 @@ def test_a_hostile_stored_choice_is_one_error(hostile, plain_model, tmp_path):
         coterie.hf.load(plain_model, tmp_path / "choice.json")
 
 
+@pytest.mark.parametrize(
+    "hostile",
+    [5, [], {}, {"modules": 5}, {"modules": {}}, {"modules": {"a": 5}}, {"modules": {"a": "full", "b": "local"}}]
+    + [{"modules": {"a": "full", "b": "local"}, "by_layer": each} for each in (5, {}, [1])],
+    ids=str,
+)
+def test_a_hostile_choice_in_a_config_is_one_error(hostile, tmp_path):
+    import transformers
+
+    import coterie.hf
+
+    small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    config = transformers.BertConfig(vocab_size=99, **small, coterie=hostile)
+    model = transformers.BertModel._from_config(config, attn_implementation="coterie").eval()
+    model.save_pretrained(tmp_path)
+    words = r"(stored choice|mechanism): expected|the stored choice differs between the layers"
+    with pytest.raises((ValueError, TypeError), match=words):
+        model(torch.arange(30)[None])
+    with pytest.raises((ValueError, TypeError), match=words):
+        coterie.hf.load(tmp_path)
+
+
 @pytest.mark.parametrize("hostile", ["pipeline", "AutoTokenizer", "no-such", "__name__", "logging", 5])
 def test_an_architecture_is_a_model_of_transformers(hostile, tmp_path):
     import coterie.hf

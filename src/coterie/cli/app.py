@@ -327,7 +327,7 @@ def main() -> None:
     if not debug and "transformers" not in sys.modules:
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
-        app(standalone_mode=True)
+        app(prog_name="coterie", standalone_mode=True)
     except UserError as error:
         _fail(error, debug, str(error))
     except MemoryError as error:

@@ -153,10 +153,7 @@ def load(model: PreTrainedModel | str | Path, stored: str | Path | None = None, 
     else:
         choices = getattr(model.config, "coterie", None)
         expect(choices is not None, "model", "a config with a stored choice: call coterie.hf.use and save it", "none")
-    modules = choices.get("modules") if isinstance(choices, dict) else None
-    expect(isinstance(modules, dict), "stored choice", '{"modules": {name: mechanism}}', ascii(choices)[:100])
-    assert isinstance(modules, dict)
-    return apply(model, modules)
+    return apply(model, choice.stored_modules(choices))
 
 
 def _load(path: str | Path, *, trust_remote_code: bool = False, **settings: Any) -> PreTrainedModel:
