@@ -37,7 +37,8 @@ def written(tmp_path_factory) -> tuple[coterie.Fit, Path]:
         )
     pictures = Pictures.of(host, found, batches[2], lambda *_: None)
     path = tmp_path_factory.mktemp("report") / "report.html"
-    write(path, found, pictures, model="<script>alert('x')</script>", command="coterie fit 'a & b' </script><!--<script>")
+    command = "coterie fit 'a & b' </script><!--<script>"
+    write(path, found, pictures, model="<script>alert('x')</script>", command=command)
     return found, path
 
 
