@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import xml.etree.ElementTree as ElementTree
 import zipfile
 from collections.abc import Callable, Iterable
@@ -25,6 +24,8 @@ from torch import Tensor
 import coterie
 from benchmarks.models import Heads, MiniLM, SmolLM, attending, dense, documentation, with_mechanism
 from coterie import Mechanism
+from coterie.analysis import save
+from coterie.files import write_json
 
 # What meets about `keys` keys a query at 512 tokens.
 AT_EQUAL_KEYS: dict[str, Callable[[int], Mechanism]] = {
@@ -248,14 +249,13 @@ class Fidelity:
         axes.set_title("MiniLM, 216 heads, no training")
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8, ncols=2)
-        self.out.mkdir(parents=True, exist_ok=True)
-        figure.savefig(self.out / "fidelity.png", dpi=150, bbox_inches="tight")
+        figure.tight_layout()
+        save(figure, self.out / "fidelity.png")
         plt.close(figure)
 
     def save(self) -> None:
-        self.out.mkdir(parents=True, exist_ok=True)
         path = self.out / "fidelity.json"
-        path.write_text(json.dumps(self.found, indent=1))
+        write_json(path, self.found)
         self.console.print(f"wrote {path}" + (f" and {self.out / 'fidelity.png'}" if "minilm" in self.found else ""))
 
 

@@ -8,7 +8,6 @@ encoder  2 layers, 512 wide, 8 heads, 16,384 tokens
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections import Counter
 from pathlib import Path
@@ -24,6 +23,7 @@ from benchmarks.fidelity import Stsb
 from benchmarks.models import MiniLM, SmolLM, documentation
 from coterie import Fit
 from coterie.cli.console import bars
+from coterie.files import write_json
 
 PARTS = ("minilm", "smollm", "encoder")
 console = Console(width=150)
@@ -104,8 +104,7 @@ class Fits:
 
     def save(self) -> None:
         """Write everything as JSON."""
-        self.out.mkdir(parents=True, exist_ok=True)
-        (self.out / "fits.json").write_text(json.dumps(self.found, indent=1), encoding="utf-8")
+        write_json(self.out / "fits.json", self.found)
         console.print(f"wrote {self.out / 'fits.json'}")
 
 

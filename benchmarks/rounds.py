@@ -9,7 +9,6 @@ Printed: what the schedule chose over time, and loss and accuracy on held-out se
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import coterie
+from coterie.files import write_json
 from coterie.mechanisms.smyrf import Smyrf
 from coterie.schedule import RoundsSchedule
 
@@ -163,8 +163,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder to write rounds.json to")
     options = parser.parse_args()
     found = {name: run(name, options.steps, options.seed) for name in TWINS}
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "rounds.json").write_text(json.dumps(found, indent=1))
+    write_json(options.out / "rounds.json", found)
     show(found, Console())
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import sys
 from collections.abc import Callable
@@ -22,6 +21,8 @@ import coterie
 from benchmarks import peers
 from benchmarks.measure import peak_bytes, peaked_tensors
 from coterie import Mechanism
+from coterie.analysis import save
+from coterie.files import write_json
 from coterie.timing import interleaved
 
 Attend = Callable[..., Tensor]
@@ -204,7 +205,7 @@ def plot(rows: list[dict[str, Any]], title: str, path: Path) -> None:
     axes.legend(fontsize=7)
     axes.grid(alpha=0.3)
     figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    save(figure, path)
     plt.close(figure)
 
 
@@ -240,7 +241,6 @@ def main() -> None:
         console.print(_table(f"ms, {when}", mine, "seconds", 1e3, ".1f"))
         console.print(_table(f"peak MB, {when}", mine, "peak_bytes", 1e-6, ".0f"))
     figure_8 = constant_tokens(options.repeats)
-    options.out.mkdir(exist_ok=True)
     settings = {
         "torch": torch.__version__,
         "coterie": coterie.__version__,
@@ -249,7 +249,7 @@ def main() -> None:
         "machine": platform.processor() or platform.machine(),
     }
     report = {"settings": settings, "sweep": rows, "constant_tokens": figure_8}
-    (options.out / "bench.json").write_text(json.dumps(report, indent=1))
+    write_json(options.out / "bench.json", report)
     plot(figure_8, "batch × length = 65,536, forward (cf. supplement, Figure 8)", options.out / "constant_tokens.png")
     forward = [row for row in rows if not row["backward"]]
     plot(forward, "batch 1, forward (cf. supplement, Figure 9)", options.out / "lengths.png")

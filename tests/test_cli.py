@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 import resource
 import signal
 import subprocess
@@ -114,7 +116,10 @@ def test_bench_mechanisms_and_doctor():
         (("fit", "demo", "--text", "{folder}/short.txt"), "the text has 2 tokens, and 6 sequences of each length need"),
         (("fit", "demo", "--measure", "loss", "--lengths", "20"), "as the model predicts no next token"),
         (("fit", "demo", "--measure", "speed"), "--measure must be 'hidden' or 'loss', not 'speed'."),
-        (("fit", "demo", "--out", "{folder}"), "is a folder, not a file to write to."),
+        (("fit", "demo", "--out", "{folder}"), ": cannot be written: Is a directory."),
+        (("fit", "demo", "--save", "{folder}/short.txt/a"), "short.txt/a: cannot be written: Not a directory."),
+        (("fit", "demo", "--out", "{folder}/loop"), "loop: cannot be written: Too many levels of symbolic links."),
+        (("inspect", "demo", "spectra", "--out", "{folder}/a.svg"), "a.svg: cannot be written: Is a directory."),
         (("fit", "demo", "--lengths", "2"), "--lengths must be more than the 2 special tokens of demo."),
         (("fit", "/tmp/x[/red]"), "there is no model at '/tmp/x[/red]'"),
         (("run", "demo", "--fit", "{folder}/short.txt"), "is not what 'coterie fit --save' writes."),
@@ -128,6 +133,8 @@ def test_bad_input_is_one_sentence_and_exit_code_1(arguments, message, tmp_path)
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00\x81")
     (tmp_path / "zeros").write_bytes(b"a\x00b")
     (tmp_path / "short.txt").write_text("hello world")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "a.svg").mkdir()
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.json").write_text('{"model_type": "no-such-model"}')
     names = {"folder": tmp_path, "broken": tmp_path / "broken"}
@@ -136,6 +143,17 @@ def test_bad_input_is_one_sentence_and_exit_code_1(arguments, message, tmp_path)
     assert said.lstrip().startswith("error: ")
     assert "Traceback" not in said
     assert len(said.strip().splitlines()) == 1
+
+
+def test_a_full_disk_is_one_sentence_and_the_old_file_stays(tmp_path, monkeypatch):
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / "a.html").write_text("old")
+    monkeypatch.setattr(os, "fsync", full)
+    said = coterie("inspect", "demo", "memberships", "--length", "40", "--out", tmp_path / "a.html", fails=1)
+    assert said == f"error: {tmp_path / 'a.html'}: cannot be written: No space left on device.\n"
+    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("a.html", "old")]
 
 
 def test_a_model_without_the_interface_is_refused(tmp_path):

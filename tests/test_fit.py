@@ -309,22 +309,6 @@ def test_a_candidate_that_starts_somewhere_starts_no_earlier():
         assert profile.table([name])[1].mechanism == label
 
 
-def test_files_that_are_no_plain_files_are_written_to(tmp_path):
-    import os
-    import threading
-
-    from coterie.files import write_whole
-
-    os.mkfifo(tmp_path / "pipe")
-    read: list[str] = []
-    reader = threading.Thread(target=lambda: read.append((tmp_path / "pipe").read_text()))
-    reader.start()
-    write_whole(tmp_path / "pipe", "hello")
-    reader.join(10)
-    assert read == ["hello"]
-    assert (tmp_path / "pipe").is_fifo()
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 def test_the_loss_is_the_models_own_and_a_choice_comes_back():
     pytest.importorskip("transformers", reason="the extra 'hf' is not installed")

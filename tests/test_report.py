@@ -37,7 +37,8 @@ def written(tmp_path_factory) -> tuple[coterie.Fit, Path]:
         )
     pictures = Pictures.of(host, found, batches[2], lambda *_: None)
     path = tmp_path_factory.mktemp("report") / "report.html"
-    write(path, found, pictures, model="<script>alert('x')</script>", command="coterie fit 'a & b' </script>")
+    command = "coterie fit 'a & b' </script><!--<script>"
+    write(path, found, pictures, model="<script>alert('x')</script>", command=command)
     return found, path
 
 
@@ -153,3 +154,5 @@ def test_what_a_page_shows_is_what_was_found(written):
         assert f"<td class=l>{row.module}<td class=l>{row.mechanism}" in text
     assert f"{found.held_out:.4f}" in text
     assert "<script>alert" not in text
+    assert "coterie fit &#x27;a &amp; b&#x27; &lt;/script&gt;&lt;!--&lt;script&gt;" in text
+    assert text.split("id=data>")[1].split("</script>")[0].count("<") == 0

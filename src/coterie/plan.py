@@ -293,7 +293,10 @@ class Plan:
         return self
 
     def to_dict(self) -> dict[str, Tensor]:
-        """The plan as a flat dict of tensors, for `torch.save` or a look inside; `from_dict` is the way back."""
+        """The plan as a flat dict of tensors, for `torch.save` or a look inside.
+
+        The way back is `Plan.from_dict(torch.load(file, weights_only=True)).validate()`.
+        """
         found: dict[str, Tensor] = {}
 
         def collect(prefix: str, part: Any) -> None:

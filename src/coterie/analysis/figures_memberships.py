@@ -13,6 +13,7 @@ from torch import Tensor
 from coterie.analysis.memberships import Locality, check_grid
 from coterie.analysis.palette import paint
 from coterie.errors import expect, expect_int, expect_type
+from coterie.files import readable, shown
 
 _PANEL = 4.0  # inches
 
@@ -46,7 +47,7 @@ def draw_grid(panels: Mapping[str, Tensor], grid: tuple[int, int], *, image: Ten
         axes = figure.add_subplot(1, len(pictures), index + 1)
         axes.imshow(picture.cpu().numpy(), interpolation="nearest")
         axes.set(xticks=[], yticks=[])
-        axes.set_title(title, fontsize=10)
+        axes.set_title(shown(title), fontsize=10, parse_math=False)
     return figure
 
 
@@ -70,20 +71,20 @@ def draw_tokens(tokens: Sequence[str], labels: Tensor, *, columns: int = 100, ti
     expect_int("columns", columns, at_least=1)
     colours, placed, column, line = paint(labels), [], 0, 0
     for token in tokens:
-        shown = _one_line(token)
-        if column and column + len(shown) > columns:
+        word = _one_line(token)
+        if column and column + len(word) > columns:
             column, line = 0, line + 1
-        placed.append((column, line, shown))
-        column += len(shown)
-    width = max((column + len(shown) for column, _, shown in placed), default=1)
+        placed.append((column, line, word))
+        column += len(word)
+    width = max((column + len(word) for column, _, word in placed), default=1)
     figure = Figure(figsize=(0.09 * width + 0.4, 0.2 * (line + 1) + (0.7 if title else 0.3)), layout="constrained")
     axes = figure.add_subplot()
-    for (column, line, shown), colour in zip(placed, colours.tolist(), strict=True):
-        axes.add_patch(Rectangle((column, line), len(shown), 1, facecolor=colour, edgecolor="white", linewidth=0.4))
+    for (column, line, word), colour in zip(placed, colours.tolist(), strict=True):
+        axes.add_patch(Rectangle((column, line), len(word), 1, facecolor=colour, edgecolor="white", linewidth=0.4))
         axes.text(
-            column + len(shown) / 2,
+            column + len(word) / 2,
             line + 0.5,
-            shown,
+            word,
             parse_math=False,  # a dollar is a dollar
             color=_ink(colour),
             family="monospace",
@@ -94,7 +95,7 @@ def draw_tokens(tokens: Sequence[str], labels: Tensor, *, columns: int = 100, ti
     axes.set(xlim=(0, width), ylim=(placed[-1][1] + 1 if placed else 1, 0))
     axes.set_axis_off()
     if title:
-        axes.set_title(title, fontsize=10)
+        axes.set_title(shown(title), fontsize=10, parse_math=False)
     return figure
 
 
@@ -117,7 +118,7 @@ def tokens_html(tokens: Sequence[str], labels: Tensor, *, title: str = "") -> st
         told = f"group {label}" if label >= 0 else "in no group"
         spans.append(f'<span style="background:{back};color:{_ink(colour)}" title="{told}">{html.escape(token)}</span>')
     name = html.escape(title or "Who is grouped with whom")
-    return (
+    return readable(
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{name}</title>\n'
         "<style>body{font:15px/1.7 system-ui,sans-serif;max-width:60em;margin:2em auto;padding:0 1em}"
         "p{white-space:pre-wrap}span{border-radius:3px}</style></head>\n"
@@ -146,7 +147,7 @@ def draw_meetings(shares: Tensor, *, title: str = "") -> Figure:
     figure.colorbar(drawn, label="share of pairs that meet")
     axes.set(xlabel="keys", ylabel="queries", xticks=[], yticks=[])
     if title:
-        axes.set_title(title, fontsize=10)
+        axes.set_title(shown(title), fontsize=10, parse_math=False)
     return figure
 
 
@@ -170,7 +171,7 @@ def draw_locality(found: Mapping[str, Locality], *, title: str = "") -> Figure:
     axes.set(xlabel="distance", ylabel="share of pairs that are together", ylim=(0, None))
     axes.legend(frameon=False)
     if title:
-        axes.set_title(title, fontsize=10)
+        axes.set_title(shown(title), fontsize=10, parse_math=False)
     return figure
 
 
@@ -191,7 +192,7 @@ def _check_tokens(tokens: Sequence[str], labels: Tensor) -> None:
 
 
 def _one_line(token: str) -> str:
-    return token.replace("\n", "⏎").replace("\t", " ")
+    return shown(token.replace("\n", "⏎").replace("\t", " "))
 
 
 def _ink(colour: Sequence[float]) -> str:

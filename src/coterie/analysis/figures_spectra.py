@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 
 from coterie.analysis.spectra import HeadSpectrum, Spectra
 from coterie.errors import expect
+from coterie.files import shown
 
 SLOW, FAST = "#c1272d", "#3b6ea5"
 _ERRORS = {
@@ -54,7 +55,7 @@ def draw_spectra(found: Spectra, *, against: str = "effective_rank", title: str 
             f"Spearman {correlation.rho:+.2f} (p = {correlation.p_value:.1g}, {correlation.heads} heads)", fontsize=10
         )
     if title:
-        figure.suptitle(title)
+        figure.suptitle(shown(title), parse_math=False)  # a dollar is a dollar
     return figure
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shlex
 import sys
@@ -21,8 +22,22 @@ from rich.table import Table
 
 import coterie
 from coterie.cli import inputs, looking, theory
-from coterie.cli.console import Extend, Json, Model, Text, bars, err, out, print_json, print_table, spinner
+from coterie.cli.console import (
+    Extend,
+    Json,
+    Model,
+    Text,
+    Trust,
+    bars,
+    err,
+    out,
+    print_json,
+    print_table,
+    spinner,
+    wrote,
+)
 from coterie.cli.inputs import UserError
+from coterie.files import expect_writable, shown
 from coterie.fitting.fit import Fit, environment, fit
 from coterie.timing import interleaved
 
@@ -60,6 +75,7 @@ def fit_command(
     measure: Annotated[str | None, typer.Option(help="'hidden' or 'loss'.")] = None,
     seconds: Annotated[float | None, typer.Option(help="A budget of time.")] = None,
     seed: int = 0,
+    trust_remote_code: Trust = False,
     out_file: Annotated[Path | None, typer.Option("--out", help="Write a report (HTML).")] = None,
     save: Annotated[Path | None, typer.Option(help="Write the choice (JSON), for 'run' and coterie.hf.load.")] = None,
     as_json: Json = False,
@@ -70,14 +86,13 @@ def fit_command(
     if measure not in (None, "hidden", "loss"):
         raise UserError(f"--measure must be 'hidden' or 'loss', not {measure!r}.")
     for path in filter(None, (out_file, save)):
-        if path.is_dir():
-            raise UserError(f"{path} is a folder, not a file to write to.")
+        expect_writable(path)
     if out_file is not None and find_spec("plotly") is None:
         raise UserError("reports need plotly: pip install 'coterie[report]'")
     wanted = _lengths(lengths)
     source = inputs.read_text(text) if text else inputs.documentation()
     with spinner(f"loading {model}"):
-        loaded = inputs.load_model(model, max(wanted) if extend_positions else None)
+        loaded = inputs.load_model(model, max(wanted) if extend_positions else None, trust=trust_remote_code)
         fitted, held_out = inputs.cut(loaded, source, wanted, sequences, batch)
     with bars() as tell:
         found = fit(
@@ -96,26 +111,26 @@ def fit_command(
             from coterie.report import Pictures, write
 
             pictures = Pictures.of(loaded.model, found, held_out[-1], tell)
-            write(out_file, found, pictures, model=model, command=shlex.join(["coterie", *sys.argv[1:]]))
+            write(out_file, found, pictures, model=loaded.name, command=shlex.join(["coterie", *sys.argv[1:]]))
     if as_json:
         print_json(found.to_dict())
     else:
-        _show(found, model)
+        _show(found, loaded.name)
         for path in filter(None, (save, out_file)):
-            out.print(f"wrote {path}", markup=False)
+            wrote(path)
     if not found.holds:
         raise typer.Exit(3)  # 2 is a wrong option
 
 
 def _show(found: Fit, model: str) -> None:
-    table = Table(title=escape(f"{model}: attention that keeps {found.measure} ≥ {found.fidelity}"))
+    table = Table(title=escape(shown(f"{model}: attention that keeps {found.measure} ≥ {found.fidelity}")))
     for column in ("attention module", "runs", "error there", "attention, ms", "dense, ms"):
         table.add_column(column, justify="left" if column in ("attention module", "runs") else "right")
     rows = {(row.module, row.mechanism): row for row in found.table}
     for module, spec in found.choices.items():
         row, dense = rows.get((module, spec)), rows.get((module, "dense"))
         cells = [f"{row.error:.3f}", f"{row.seconds * 1e3:.1f}"] if row else ["–", "–"]
-        table.add_row(module, spec, *cells, f"{dense.seconds * 1e3:.1f}" if dense else "–")
+        table.add_row(escape(shown(module)), escape(spec), *cells, f"{dense.seconds * 1e3:.1f}" if dense else "–")
     out.print(table)
     speed = Table(title="held-out text")
     for column in ("tokens", "fidelity", "model, dense", "model, fitted", "speed-up"):
@@ -130,7 +145,7 @@ def _show(found: Fit, model: str) -> None:
     out.print(f"fidelity {found.held_out:.4f} on held-out text: {verdict} (asked {found.fidelity})")
     out.print(f"attention alone {attention:.2f}× faster, the whole model {whole:.2f}×")
     for note in found.notes:
-        out.print(note, markup=False)
+        out.print(shown(note), markup=False)
 
 
 # --- run --------------------------------------------------------------------------------------------------------------
@@ -144,6 +159,7 @@ def run(
     new_tokens: Annotated[int, typer.Option(min=1, help="For models that generate.")] = 64,
     length: Annotated[int | None, typer.Option(min=1, help="At most so many tokens.")] = None,
     extend_positions: Extend = False,
+    trust_remote_code: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Embed a text, or go on writing it, with a fitted model."""
@@ -151,7 +167,7 @@ def run(
     with spinner(f"loading {model}"):
         if extend_positions and length is None:
             raise UserError("--extend-positions needs a --length to extend them to.")
-        loaded = inputs.load_model(model, length if extend_positions else None)
+        loaded = inputs.load_model(model, length if extend_positions else None, trust=trust_remote_code)
         if fitted is not None:
             _read_fit(fitted).apply(loaded.model)
     room = inputs.position_limit(loaded.model)
@@ -175,7 +191,7 @@ def run(
     if as_json:
         print_json({"tokens": tokens, "seconds": taken, "text" if loaded.speaks else "embedding": answer})
     elif loaded.speaks:
-        out.print(answer, markup=False)
+        out.print(shown(answer), markup=False)
     else:
         out.print(" ".join(f"{x:.4f}" for x in answer), markup=False)
     err.print(f"{tokens:,} tokens in {taken:.2f} s")
@@ -305,10 +321,13 @@ def _lengths(text: str) -> list[int]:
 def main() -> None:
     """The entry point: errors in one sentence, and exit codes that scripts can use."""
     debug = "--debug" in sys.argv
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # which may know neither "≥" nor the bytes of a file's name
+            stream.reconfigure(errors="backslashreplace")
     if not debug and "transformers" not in sys.modules:
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
-        app(standalone_mode=True)
+        app(prog_name="coterie", standalone_mode=True)
     except UserError as error:
         _fail(error, debug, str(error))
     except MemoryError as error:
@@ -316,6 +335,9 @@ def main() -> None:
     except RuntimeError as error:
         short = "not enough memory" in str(error) or "can't allocate memory" in str(error)
         _fail(error, debug, "there is not enough memory for this: try shorter --lengths." if short else str(error))
+    except OSError as error:
+        known = error.filename is not None and error.strerror
+        _fail(error, debug, f"{error.filename}: {error.strerror}." if known else str(error))
     except Exception as error:  # noqa: BLE001  a user gets one sentence; --debug shows the rest
         said = str(error).splitlines()
         expected = isinstance(error, ValueError | TypeError | OSError | ImportError) and said
@@ -325,5 +347,5 @@ def main() -> None:
 def _fail(error: BaseException, debug: bool, sentence: str) -> None:
     if debug:
         raise error
-    err.print(f"[red]error:[/] {escape(sentence)}", soft_wrap=True, highlight=False)
+    err.print(f"[red]error:[/] {escape(shown(sentence))}", soft_wrap=True, highlight=False)
     raise SystemExit(1)

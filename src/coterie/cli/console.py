@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from coterie.files import finite
+from coterie.files import plain, shown
 
 # Into a file or a pipe nothing is cut off.
 out, err = Console(width=None if sys.stdout.isatty() else 160), Console(stderr=True)
@@ -25,28 +25,36 @@ Text = Annotated[list[Path] | None, typer.Option("--text", help="UTF-8 text; Pyt
 Extend = Annotated[
     bool, typer.Option("--extend-positions", help="Interpolate a table of learned positions for longer inputs.")
 ]
+Trust = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run code that comes with the model; without it such are refused.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
 def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
     """A table whose first column is words and whose others are numbers."""
-    table = Table(title=escape(title))
+    table = Table(title=escape(shown(title)))
     for index, column in enumerate(columns):
         table.add_column(column, justify="right" if index else "left")
     for row in rows:
-        table.add_row(*map(escape, row))
+        table.add_row(*(escape(shown(cell)) for cell in row))
     out.print(table)
 
 
 def print_json(found: Any) -> None:
     """JSON on one line; numbers that are not finite, which JSON does not know, become null."""
-    print(json.dumps(finite(found), allow_nan=False))
+    print(json.dumps(plain(found), allow_nan=False))
+
+
+def wrote(path: Path) -> None:
+    """Say where to look."""
+    out.print(f"wrote {shown(str(path))}", markup=False, soft_wrap=True)
 
 
 @contextmanager
 def spinner(what: str) -> Iterator[None]:
     """For what takes a while and cannot say how long."""
-    with err.status(escape(what)):
+    with err.status(escape(shown(what))):
         yield
 
 

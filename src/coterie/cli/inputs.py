@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from coterie.files import readable, shown
+
 DEMO = "demo"
 
 
@@ -33,11 +35,16 @@ class Loaded:
         return bool(self.model.can_generate()) and not self.model.config.is_encoder_decoder
 
 
-def load_model(name: str, positions: int | None = None) -> Loaded:
-    """A folder, a hub name, a folder with a GGUF file, or "demo"; its table of positions made long enough if asked."""
+def load_model(name: str, positions: int | None = None, *, trust: bool = False) -> Loaded:
+    """A folder, a hub name, a folder with a GGUF file, or "demo"; its table of positions made long enough if asked.
+
+    A model that comes with code of its own is refused unless it is trusted.
+    """
     from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     from transformers.utils import logging
+
+    from coterie.hf.trust import code_of
 
     logging.disable_progress_bar()  # there is one around it
     path = demo_folder() if name == DEMO else Path(name)
@@ -46,7 +53,7 @@ def load_model(name: str, positions: int | None = None) -> Loaded:
         path, settings = path.parent, {"gguf_file": path.name}
     local = path.exists()
     if not local and (name.count("/") != 1 or name.startswith((".", "/", "~"))):
-        raise UserError(f"there is no model at {name!r}: expected a folder, a hub name (owner/model), or 'demo'.")
+        raise UserError(f"there is no model at '{name}': expected a folder, a hub name (owner/model), or 'demo'.")
     source: Any = path if local else name
     if local and not settings and not (path / "config.json").exists():
         file = next(path.glob("*.gguf"), None) if path.is_dir() else None
@@ -54,21 +61,34 @@ def load_model(name: str, positions: int | None = None) -> Loaded:
             raise UserError(f"{name} is neither a folder with a config.json or a GGUF file nor a GGUF file itself.")
         settings = {"gguf_file": file.name}
     try:
+        code = "" if trust else code_of(source, **settings)
+        if code:
+            raise UserError(f"{name} has code of its own ({code}): --trust-remote-code runs it.")
+        settings["trust_remote_code"] = trust  # if it is not said, transformers asks on stdin
         config = AutoConfig.from_pretrained(source, **settings)
-        causal = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()) & set(config.architectures or ())
-        speaks = bool(settings) or (bool(causal) and not config.is_encoder_decoder)
+        own = (getattr(config, "auto_map", None) or {}).get("AutoModelForCausalLM", "").rpartition(".")[2]
+        causal = {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values(), own} & set(config.architectures or ())
+        speaks = "gguf_file" in settings or (bool(causal) and not config.is_encoder_decoder)
         kind = AutoModelForCausalLM if speaks else AutoModel
         model = kind.from_pretrained(source, dtype=torch.float32, **settings).eval()
         tokenizer = AutoTokenizer.from_pretrained(source, **settings)
-    except (OSError, ValueError, ImportError) as error:
-        raise UserError(f"{name} could not be loaded: {str(error).splitlines()[0]}") from error
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:  # what a stranger's files make of their readers is anybody's guess
+        if "not valid UTF-8" in str(error) and readable(str(path)) != str(path):
+            words = "its name is not UTF-8, which safetensors needs; give it another, or a link to it"
+        elif type(error).__name__ == "UnpicklingError":
+            words = "its weights are no pickle of tensors alone, and nothing else in it is run"
+        else:
+            words = next(iter(str(error).splitlines()), type(error).__name__)
+        raise UserError(f"{name} could not be loaded: {words}") from error
     limit = position_limit(model)
     if positions is not None and limit is not None and positions > limit:
         from coterie.hf import extend_positions
 
         extend_positions(model, positions)
         tokenizer.model_max_length = positions
-    return Loaded(name, model, tokenizer)
+    return Loaded(shown(name), model, tokenizer)
 
 
 def demo_folder() -> Path:

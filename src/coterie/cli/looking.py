@@ -12,8 +12,9 @@ from torch import Tensor
 
 import coterie
 from coterie.cli import inputs
-from coterie.cli.console import Extend, Json, Text, bars, out, print_json, print_table, spinner
+from coterie.cli.console import Extend, Json, Text, Trust, bars, out, print_json, print_table, spinner, wrote
 from coterie.cli.inputs import Loaded, UserError
+from coterie.files import expect_writable, shown
 
 _IMAGES = (".png", ".jpg", ".jpeg")
 
@@ -38,6 +39,7 @@ def inspect(
     head: Annotated[int, typer.Option(min=0, help="Of memberships.")] = 0,
     keys: Annotated[int, typer.Option(min=1, help="Of errors: keys that each query may meet.")] = 64,
     worst: Annotated[int, typer.Option(min=1, help="How many heads to print.")] = 15,
+    trust_remote_code: Trust = False,
     picture: Annotated[
         Path | None, typer.Option("--out", help="Write a picture: .png or .svg; text also .html.")
     ] = None,
@@ -51,6 +53,8 @@ def inspect(
     kinds = (".png", ".svg", ".html") if what is What.MEMBERSHIPS and not image else (".png", ".svg")
     if picture is not None and picture.suffix.lower() not in kinds:
         raise UserError(f"--out must end in {' or '.join(kinds)}, not {picture.suffix!r}.")
+    if picture is not None:
+        expect_writable(picture)
     if image:
         if what is not What.MEMBERSHIPS:
             raise UserError(f"an image has no heads: 'coterie inspect {model} memberships' shows its groups.")
@@ -58,7 +62,7 @@ def inspect(
         return
     source = inputs.read_text(text) if text else inputs.documentation()
     with spinner(f"loading {model}"):
-        loaded = inputs.load_model(model, length if extend_positions else None)
+        loaded = inputs.load_model(model, length if extend_positions else None, trust=trust_remote_code)
         batch = inputs.cut(loaded, source, [length], 2)[0][0]
     looks: dict[What, Callable[[], None]] = {
         What.HEADS: lambda: _heads(loaded, batch, chosen, length, worst, as_json),
@@ -125,7 +129,7 @@ def _spectra(loaded: Loaded, batch: Any, mechanism: Any, worst: int, picture: Pa
             for row in rows[:worst]
         ],
     )
-    out.print(found.describe(), markup=False)
+    out.print(shown(found.describe()), markup=False)
     _wrote(picture)
 
 
@@ -188,7 +192,7 @@ def _errors(loaded: Loaded, batch: Any, module: str | None, keys: int, as_json: 
         print_json({"module": name, **found.to_dict()})
         return
     out.print(f"{loaded.name}, {name}: about {keys} keys a query", markup=False)
-    out.print(str(found), markup=False, highlight=False, soft_wrap=True)
+    out.print(shown(str(found)), markup=False, highlight=False, soft_wrap=True)
 
 
 def _call(loaded: Loaded, batch: Any, module: str | None) -> tuple[str, dict[str, Any]]:
@@ -227,4 +231,4 @@ def _pixels(path: Path) -> Any:
 
 def _wrote(picture: Path | None) -> None:
     if picture is not None:
-        out.print(f"wrote {picture}")
+        wrote(picture)

@@ -10,7 +10,7 @@ import numpy as np
 import typer
 
 from coterie.cli import inputs
-from coterie.cli.console import Json, Model, Text, out, print_json, print_table, spinner
+from coterie.cli.console import Json, Model, Text, Trust, out, print_json, print_table, spinner
 from coterie.cli.inputs import UserError
 
 app = typer.Typer(help="How good could clusters be? See docs/theory.md.", no_args_is_help=True)
@@ -148,6 +148,7 @@ def assumptions_command(
     mechanism: Annotated[str, typer.Option(help="One that meets keys directly.")] = "smyrf:rounds=8,cluster_size=32",
     most: Annotated[int, typer.Option(min=1, help="Keys that a query may need, T.")] = 32,
     tolerance: Annotated[float, typer.Option(help="Dense weights up to this count as 0.")] = 0.01,
+    trust_remote_code: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Theorem 2 on a model: for how many queries of each module do its three assumptions hold?"""
@@ -168,7 +169,7 @@ def assumptions_command(
         shares[name] = [float(part[found.real].double().mean()) for part in parts]
 
     with spinner(f"loading {model} and checking"):
-        loaded = inputs.load_model(model)
+        loaded = inputs.load_model(model, trust=trust_remote_code)
         watch_dense(loaded.model, inputs.cut(loaded, source, [length], 2)[0][0], look)
     columns = ["sparse", "fair", "effective", "all three"]
     if as_json:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
 import platform
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from coterie._version import __version__
 from coterie.errors import expect, expect_type
-from coterie.files import finite, write_whole
+from coterie.files import plain, read_json, write_json
 from coterie.fitting.hosts import DENSE, Host, host_of
 from coterie.fitting.measures import Fidelity, Measure, length_of
 from coterie.fitting.profile import Tried, profile
@@ -23,6 +22,7 @@ from coterie.fitting.search import Choices, cheapest, path
 from coterie.mechanisms import ImprovedClustered, Local, Longformer, Mechanism, NearFar, Smyrf, as_mechanism
 
 Progress = Callable[[str, int, int], None]
+_Row = TypeVar("_Row")
 
 
 def default_candidates(seed: int = 0) -> list[Mechanism]:
@@ -100,27 +100,35 @@ class Fit:
         """For JSON; `coterie.hf.load(model, file)` reads "modules"."""
         found = asdict(self)
         found["modules"] = found.pop("choices")
-        whole: dict[str, Any] = finite({"coterie": __version__, **found})
+        whole: dict[str, Any] = plain({"coterie": __version__, **found})
         return whole
 
     def save(self, path: str | Path) -> None:
         """Write it to a JSON file, whole or not at all."""
-        write_whole(Path(path), json.dumps(self.to_dict(), indent=1, allow_nan=False))
+        write_json(Path(path), self.to_dict())
 
     @staticmethod
     def load(path: str | Path) -> Fit:
-        """Read what `save` wrote."""
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        """Read what `save` wrote; ValueError if it is anything else."""
+        found = read_json(Path(path))
         known = isinstance(found, dict) and "modules" in found and "held_out" in found
         expect(known, "path", "a file that Fit.save wrote", path)
-        rows: list[dict[str, Any]] = found.pop("table")
-        for row in (found, *rows, *found["lengths"]):
-            row.update({key: math.nan for key, value in row.items() if value is None})
-        table = [Tried(**row) for row in rows]
-        settings: dict[str, Any] = {key: value for key, value in found.items() if key not in ("coterie", "modules")}
-        settings["attention_seconds"] = tuple(settings["attention_seconds"])
-        settings["lengths"] = [AtLength(**each) for each in settings["lengths"]]
-        return Fit(choices=found["modules"], table=table, **settings)
+        found["choices"] = found.pop("modules")
+        found.pop("coterie", None)
+        try:
+            dense, fitted = found["attention_seconds"]
+            found["attention_seconds"] = _number("attention_seconds", dense), _number("attention_seconds", fitted)
+            found["table"] = [_as(Tried, row) for row in found["table"]]
+            found["lengths"] = [_as(AtLength, row) for row in found["lengths"]]
+            for name, kind in (("choices", dict), ("environment", dict), ("notes", list)):
+                part = found.get(name, kind())
+                words = part.values() if isinstance(part, dict) else part
+                told = isinstance(part, kind) and all(isinstance(word, str) for word in words)
+                expect_type(told, name, f"a {kind.__name__} of strings", ascii(part)[:100])
+            read = _as(Fit, found)
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"path: expected a file that Fit.save wrote, got {path} ({error})") from error
+        return read
 
     def __str__(self) -> str:
         width = max(map(len, self.choices))
@@ -134,6 +142,23 @@ class Fit:
             *self.notes,
         ]
         return "\n".join(lines)
+
+
+def _as(kind: type[_Row], row: dict[str, Any]) -> _Row:
+    """A dataclass from JSON, its numbers and strings checked; null is NaN, which JSON does not know."""
+    kinds: dict[Any, type] = {"str": str, "float": float, "int": int}
+    for each in fields(kind):  # type: ignore[arg-type]
+        wanted, value = kinds.get(each.type), row.get(each.name, each.default)
+        if wanted is float:
+            row[each.name] = _number(each.name, value)
+        elif wanted is not None:
+            expect_type(type(value) is wanted, each.name, f"of type {each.type}", type(value).__name__)
+    return kind(**row)
+
+
+def _number(name: str, value: Any) -> float:
+    expect_type(value is None or type(value) in (int, float), name, "a number or null", type(value).__name__)
+    return math.nan if value is None else float(value)
 
 
 def fit(

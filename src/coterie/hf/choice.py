@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from coterie.errors import expect
 from coterie.mechanisms import Mechanism, NearFar, as_mechanism
 
 DENSE = "dense"
@@ -16,6 +17,14 @@ _MECHANISM, _INDEX, _CALLS, _KIND = "_coterie_mechanism", "_coterie_index", "_co
 def parse(spec: Any) -> Mechanism | None:
     """A mechanism, its string or its JSON form as a mechanism; None and "dense" are dense attention."""
     return None if spec is None or spec == DENSE else as_mechanism(spec)
+
+
+def stored_modules(stored: Any) -> dict[str, Any]:
+    """The mechanism of each module, in what a config or a JSON file holds: anybody may have written that."""
+    modules = stored.get("modules") if isinstance(stored, dict) else None
+    expect(isinstance(modules, dict), "stored choice", '{"modules": {name: mechanism}}', ascii(stored)[:100])
+    assert isinstance(modules, dict)
+    return modules
 
 
 def put(module: nn.Module, mechanism: Mechanism | None, index: int, kind: str = "") -> None:
@@ -79,9 +88,9 @@ def _stored(module: Any) -> Mechanism | None:
     stored: dict[str, Any] | None = getattr(module.config, "coterie", None)
     if stored is None:
         return NearFar()
-    specs = set(stored["modules"].values())
-    if len(specs) == 1:
-        return parse(specs.pop())
+    specs = list(stored_modules(stored).values())
+    if specs and all(spec == specs[0] for spec in specs):
+        return parse(specs[0])
     by_layer = stored.get("by_layer")
     layer = getattr(module, "layer_idx", None)
     if by_layer is None or layer is None:
@@ -89,4 +98,6 @@ def _stored(module: Any) -> Mechanism | None:
             f"the stored choice differs between the layers of this model, and {type(module).__name__} does not know "
             "which one it is: load the model with coterie.hf.load(path)."
         )
+    known = isinstance(by_layer, dict) and str(layer) in by_layer
+    expect(known, "stored choice", f"a mechanism for layer {layer}", ascii(by_layer)[:100])
     return parse(by_layer[str(layer)])

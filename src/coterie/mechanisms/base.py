@@ -314,7 +314,7 @@ def _read(text: str) -> object:
         return text.lower() == "true"
     try:
         return json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # of numbers with thousands of digits, of nesting: no field takes the text
         return text
 
 
@@ -351,8 +351,8 @@ def as_mechanism(spec: object) -> Mechanism:
     if isinstance(spec, str) and spec.lstrip().startswith("{"):
         try:
             spec = json.loads(spec)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"mechanism: expected a JSON object, got {spec!r} ({error})") from error
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"mechanism: expected a JSON object, got {spec!r:.100} ({error})") from error
     if isinstance(spec, dict):
         settings = dict(spec)
         expect(

@@ -12,7 +12,7 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
-from coterie.files import write_whole
+from coterie.files import plain, readable, write_whole
 from coterie.fitting.fit import Fit
 from coterie.fitting.hosts import DENSE
 from coterie.report.pictures import Pictures
@@ -31,7 +31,8 @@ def page(found: Fit, pictures: Pictures, *, model: str, command: str) -> str:
     if pictures.meetings:
         figures["meetings"] = _meetings(pictures)
     drawn = {name: json.loads(figure.to_json()) for name, figure in figures.items()}
-    data = json.dumps({"figures": drawn, "meetings": pictures.meetings}).replace("</", "<\\/")
+    data = json.dumps(plain({"figures": drawn, "meetings": pictures.meetings}), allow_nan=False)
+    data = data.replace("<", "\\u003c")  # no tag or comment ends or begins inside a script
     attention, whole = found.speedups
     verdict = ("good", "holds") if found.holds else ("bad", "does not hold")
     cards = [
@@ -74,7 +75,7 @@ def page(found: Fit, pictures: Pictures, *, model: str, command: str) -> str:
             f"<pre>{html.escape(command)}</pre><p>Seed {found.seed}.</p>{versions}",
         )
     )
-    return (
+    return readable(
         "<!doctype html><html lang=en><head><meta charset=utf-8>"
         "<meta name=viewport content='width=device-width,initial-scale=1'><link rel=icon href='data:,'>"
         f"<title>Coterie: {html.escape(model)}</title><style>{_file('page.css')}</style></head><body><main>"
@@ -147,6 +148,11 @@ def _rows(head: list[str], rows: list[list[str]], left: set[int]) -> str:
     return f"<div class=scroll tabindex=0><table>{line('th', head) if head else ''}{body}</table></div>"
 
 
+def _label(text: str) -> str:
+    """Text in a figure, where plotly reads a little HTML: links, line breaks, bold."""
+    return html.escape(text, quote=False)
+
+
 def _number(x: float) -> str:
     return f"{x:.3g}" if math.isfinite(x) else "–"
 
@@ -162,7 +168,7 @@ def _candidates(found: Fit) -> Any:
     figure = go.Figure()
     for index, (name, (milliseconds, error, count)) in enumerate(sums.items()):
         marker = {"size": 12, "symbol": _SYMBOLS[index // 10 % len(_SYMBOLS)]}  # colours repeat after ten
-        figure.add_scatter(x=[milliseconds], y=[error / count], name=name, mode="markers", marker=marker)
+        figure.add_scatter(x=[milliseconds], y=[error / count], name=_label(name), mode="markers", marker=marker)
     layout = {"xaxis_title": "attention of all modules, ms", "yaxis_title": "mean relative error", "margin": {"t": 10}}
     return figure.update_layout(legend={"orientation": "h", "y": -0.25}, **layout)
 
@@ -181,7 +187,7 @@ def _lengths(found: Fit) -> Any:
             "tickvals": tokens,
             "ticktext": [f"{count:,}" for count in tokens],
         },
-        yaxis={"title": {"text": found.measure}},
+        yaxis={"title": {"text": _label(found.measure)}},
         yaxis2={
             "title": {"text": "speed-up"},
             "overlaying": "y",
@@ -197,7 +203,7 @@ def _lengths(found: Fit) -> Any:
 def _heads(pictures: Pictures) -> Any:
     most = max(map(len, pictures.errors.values()), default=0)
     rows = [errors + [None] * (most - len(errors)) for errors in pictures.errors.values()]
-    names = [f"{name} ({pictures.mechanisms[name]})" for name in pictures.errors]
+    names = [_label(f"{name} ({pictures.mechanisms[name]})") for name in pictures.errors]
     figure = go.Figure(
         go.Heatmap(z=rows, y=list(range(len(rows))), text=[[n] * most for n in names], colorscale="Viridis")
     )
