@@ -97,6 +97,7 @@ def _work(options: argparse.Namespace) -> int:
     if native.instruction_set() != options.isa:
         print(f"{options.isa} does not run here", file=sys.stderr)
         return 2
+    plans.check(plans.draw(0), "auto")  # torch loads much of itself at the first call
     place = os.open(options.worker, os.O_WRONLY)
     start, done, accepted, errors = time.monotonic(), 0, 0, plans.Errors()
     while options.count is None or done < options.count:
