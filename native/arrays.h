@@ -1,6 +1,7 @@
 // What the kernels read and write: rows of floats of any width, and the tensors of a plan.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
@@ -43,7 +44,15 @@ struct Round {
     const int32_t* skip = nullptr;  // (batch, heads, Mq, skips), contiguous
     int64_t skips = 0;
     bool windowed = false;
-    int64_t low = 0, high = 0;
+    int64_t low = 0, high = 0;  // set by `window`
+
+    // No two positions are farther apart than kFar, so a wider window is the same; and sums with the bounds fit.
+    static constexpr int64_t kFar = int64_t{1} << 40;
+    void window(int64_t from, int64_t to) {
+        windowed = true;
+        low = std::clamp(from, -kFar, kFar);
+        high = std::clamp(to, -kFar, kFar);
+    }
 
     int64_t groups() const { return key_start.length; }
 };

@@ -62,6 +62,7 @@ struct BackwardWorker {
             float shifts[kRowBlock], lses[kRowBlock];
             bool wild_grad = load_rows(group, first_row, row_count, shifts, lses);
             for (int64_t first_key = 0; first_key < group.key_count; first_key += kKeyBlock) {
+                breathe();
                 int64_t key_count = std::min(kKeyBlock, group.key_count - first_key);
                 if (!gathered || group.key_count > kKeyBlock) {
                     gather(call.k, group.key_head, group, first_key, key_count, key_rows, keys_transposed);

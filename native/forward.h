@@ -96,6 +96,7 @@ struct ForwardWorker {
             // Keys behind the last of these rows are hidden from all of them.
             int64_t seen = ordered ? visible_keys(group, group.rows[first_row + row_count - 1]) : group.key_count;
             for (int64_t first_key = 0; first_key < seen; first_key += kKeyBlock) {
+                breathe();
                 int64_t key_count = std::min(kKeyBlock, group.key_count - first_key), count = std::min(key_count, seen - first_key);
                 if (!gathered || group.key_count > kKeyBlock) {
                     gather_keys(group, first_key, key_count);

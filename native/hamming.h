@@ -57,6 +57,16 @@ public:
 
     // For each of n strings; there must be a centre.
     void operator()(const uint64_t* mine, int64_t n, Found* found) const {
+        for (int64_t first = 0; first < n; first += kRowBlock) {
+            breathe();
+            block(mine + first * words_, std::min(kRowBlock, n - first), found + first);
+        }
+    }
+
+private:
+    static int64_t rounded_up(int64_t k) { return (k + 31) / 32 * 32; }
+
+    void block(const uint64_t* mine, int64_t n, Found* found) const {
         int64_t i = 0;
 #if defined(__AVX2__)
         if (quick()) {
@@ -73,9 +83,6 @@ public:
             }
         }
     }
-
-private:
-    static int64_t rounded_up(int64_t k) { return (k + 31) / 32 * 32; }
 
     // Distances are below 128, and there are instructions for it.
     bool quick() const {
@@ -154,6 +161,7 @@ inline void sign_bits(const HammingCall& call, const Rows& rows, int64_t b, int6
     Buffer block(kRowBlock * dim), scores(kRowBlock * stride);
     std::vector<double> row(dim), sizes(kRowBlock);
     for (int64_t first = 0; first < call.rows; first += kRowBlock) {
+        breathe();
         int64_t here = std::min(kRowBlock, call.rows - first);
         for (int64_t i = 0; i < here; i++) {
             float* to = block + i * dim;
@@ -199,9 +207,11 @@ inline void hamming_kmeans(const HammingCall& call, const Rows& rows, int64_t* l
         int64_t b = bh / call.heads, h = bh % call.heads, words = (call.bits + 63) / 64, n = call.rows, k = call.clusters;
         if (n == 0) return;  // nobody to start from
         Candidates planes(call.bits, call.dim);
-        for (int64_t m = 0; m < call.bits; m++)
+        for (int64_t m = 0; m < call.bits; m++) {
+            breathe();
             for (int64_t d = 0; d < call.dim; d++)
                 planes.exact[m * call.dim + d] = normal(kHyperplane, h, m, d, call.seed, call.layer);
+        }
         planes.prepare();
         std::vector<uint64_t> bits(n * words, 0), centers(k * words);
         sign_bits(call, rows, b, h, planes, bits, words);

@@ -52,9 +52,11 @@ inline void smyrf_orders(const HashCall& call, int32_t* query_order, int32_t* ke
         int64_t b = bh / call.heads, h = bh % call.heads, hk = h / (call.heads / call.key_heads);
         int64_t dim = call.q.dim, extra = call.transform == 0 ? 2 : call.transform == 2 ? 3 : call.transform >= 3 ? 1 : 0;
         std::vector<double> directions(call.rounds * (dim + extra));
-        for (int64_t r = 0; r < call.rounds; r++)
+        for (int64_t r = 0; r < call.rounds; r++) {
+            breathe();
             for (int64_t d = 0; d < dim + extra; d++)
                 directions[r * (dim + extra) + d] = normal(kProjection, h, r, d, call.seed, call.layer);
+        }
         const Rows* sides[] = {&call.q, &call.k};
         const uint8_t* masks[] = {call.query_mask + b * call.q.rows, call.key_mask + b * call.k.rows};
         std::vector<double> dots[2], norms[2];
@@ -66,6 +68,7 @@ inline void smyrf_orders(const HashCall& call, int32_t* query_order, int32_t* ke
             dots[side].resize(call.rounds * rows.rows);
             norms[side].resize(rows.rows);
             for (int64_t i = 0; i < rows.rows; i++) {
+                if (i % 64 == 0) breathe();
                 if (!masks[side][i]) continue;
                 read_double(rows, b, side ? hk : h, i, scratch.data(), row.data());
                 norms[side][i] = dot(row.data(), row.data(), dim);
@@ -82,6 +85,7 @@ inline void smyrf_orders(const HashCall& call, int32_t* query_order, int32_t* ke
                     if (masks[side][i]) hashes[i] = extend(call.transform, side, hashes[i], norms[side][i], longest, more);
             }
         for (int64_t r = 0; r < call.rounds; r++) {
+            breathe();
             if (call.buckets) to_buckets(call, h, r, b, masks, dots);
             for (int side = 0; side < 2; side++) {
                 int64_t n = sides[side]->rows;

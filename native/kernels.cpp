@@ -68,10 +68,15 @@ void check_round(const Call& call, size_t r, int64_t b, int64_t h, std::vector<u
             refuse(name, ".query_order: expected indices in [0, ", query_rows, "), got ", rows[s]);
         if (met[rows[s]]++) refuse(name, ".query_order: expected each query at most once in a round, got one 2 times");
     }
+    for (int64_t s = 0; round.skip && s < offsets[groups]; s++) {
+        const int32_t* skip = round.skip + ((b * call.heads + h) * round.query_order.length + s) * round.skips;
+        if (!std::is_sorted(skip, skip + round.skips)) refuse(name, ".skip: expected ascending key rows, got an unsorted list");
+    }
     const int32_t *start = round.key_start.at(b, h), *stop = round.key_stop.at(b, h);
     const int32_t* keys = round.key_order.at(b, h);
     int64_t checked_from = 0, checked_to = 0;  // ranges often overlap; do not check what has been checked
     for (int64_t g = 0; g < groups; g++) {
+        breathe();
         if (start[g] < 0 || start[g] > stop[g] || stop[g] > round.key_order.length)
             refuse(name, ".key_start, key_stop: expected 0 ≤ start ≤ stop ≤ ", round.key_order.length,
                    ", got start ", start[g], ", stop ", stop[g]);
@@ -95,6 +100,7 @@ void check_segments(const char* name, const Segments& segments, int64_t rows) {
         int64_t b = bh / segments.heads, h = bh % segments.heads;
         const int32_t *start = segments.start.at(b, h), *stop = segments.stop.at(b, h), *order = segments.order.at(b, h);
         for (int64_t s = 0; s < segments.count(); s++) {
+            breathe();
             if (start[s] < 0 || start[s] > stop[s] || stop[s] > segments.order.length)
                 refuse(name, ".start, stop: expected 0 ≤ start ≤ stop ≤ ", segments.order.length, ", got start ", start[s],
                        ", stop ", stop[s]);

@@ -80,6 +80,7 @@ public:
         centroids_.prepare();
         labels.resize(n);
         for (int64_t first = 0; first < n; first += kRowBlock) {
+            breathe();
             int64_t here = std::min(kRowBlock, n - first);
             for (int64_t i = 0; i < here; i++) block_[i] = points_.rough(chosen ? chosen[first + i] : first + i);
             multiply(here, centroids_.count, dim_, Scattered{block_.data()}, centroids_.panels, dim_, scores_, stride_);

@@ -15,6 +15,7 @@ inline void means(const Segments& segments, const Rows& x, float* result) {
         int64_t period = 1;  // a list of segments is often given twice over
         while (period < count && (start[period] != start[0] || stop[period] != stop[0])) period++;
         for (int64_t s = 0; s < count; s++) {
+            breathe();
             float* mean = result + (bh * count + s) * x.dim;
             if (s >= period && start[s] == start[s - period] && stop[s] == stop[s - period]) {
                 std::copy_n(mean - period * x.dim, x.dim, mean);
@@ -38,6 +39,7 @@ inline void means_backward(const Segments& segments, Gradient& gradient) {
         int64_t b = bh / segments.heads, h = bh % segments.heads;
         const int32_t *start = segments.start.at(b, h), *stop = segments.stop.at(b, h), *order = segments.order.at(b, h);
         for (int64_t s = 0; s < count; s++) {
+            breathe();
             const float* mean = gradient.row(bh, gradient.own_rows + s);
             float size = static_cast<float>(std::max(1, stop[s] - start[s]));
             for (int64_t i = start[s]; i < stop[s]; i++) {

@@ -33,6 +33,7 @@ struct Faces {
         std::vector<float> scratch(dim);
         double top = 0;
         for (int64_t c = 0; c < count; c++) {
+            breathe();
             double* mean = means.data() + (bh * count + c) * dim;
             float* both = rough.data() + (bh * count + c) * 2 * dim;
             for (int64_t i = start[c]; i < stop[c]; i++) {
@@ -125,12 +126,14 @@ public:
         begin_.assign(1, 0);
         rough_.assign(queries_ + first_ * dim_, queries_ + (first_ + count) * dim_);
         for (int64_t g = 0; g < count; g += share_) {
+            breathe();
             look(first + g);
             if (call_.near && total_ > call_.reach) like(g);
             for (int64_t each = g; each < g + share_; each++) choose(each, each - g);
         }
         score(count);
         for (int64_t g = 0; g < count; g++) {
+            breathe();
             look(first + g);
             int32_t* met = met_ + (first_ + g) * (width_ + call_.near);
             float* bias = bias_ + (first_ + g) * (width_ + call_.near);
@@ -250,6 +253,7 @@ private:
             for (int64_t j = 0; j < here; j++) pointers_[j] = fetch(call_.k, b_, hk_, keys[at + j], wide_ + j * dim_);
             transpose_to_panels(pointers_.data(), here, dim_, panels_);
             for (int64_t first = 0; first < count; first += kRowBlock) {
+                breathe();
                 int64_t some = std::min(kRowBlock, count - first);
                 for (int64_t i = 0; i < some; i++) rows_[i] = rough_.data() + searches_[which[first + i]].group * dim_;
                 multiply(some, here, dim_, Scattered{rows_.data()}, panels_, dim_, block_, kKeyBlock);

@@ -33,6 +33,9 @@ inline Group group_at(const Call& call, const Round& round, int64_t bh, int64_t 
     return group;
 }
 
+// Where keys can sit. Queries can sit a little farther out, as an offset is added to their number.
+constexpr int64_t kFirstPosition = std::numeric_limits<int32_t>::min(), kLastPosition = std::numeric_limits<int32_t>::max();
+
 inline int64_t query_position(const Call& call, int64_t b, int64_t h, int64_t row) {
     if (row < call.num_queries) return row + call.offset[b];
     const Segments& means = call.query_means;
@@ -90,9 +93,11 @@ private:
             int64_t g = std::upper_bound(offsets, offsets + round.groups() + 1, slot) - offsets - 1;
             const int32_t* order = round.key_order.at(b, h);
             int64_t stop = round.key_stop.at(b, h)[g];
+            const float* bias = round.bias ? round.bias + bh_ * round.key_order.length : nullptr;
             const int32_t* skip = round.skip ? round.skip + ((bh_ * round.query_order.length) + slot) * round.skips : nullptr;
             for (int64_t s = round.key_start.at(b, h)[g]; s < stop; s++) {
                 int32_t key = order[s];
+                if (bias && bias[s] == kNone) continue;
                 if (skip && std::binary_search(skip, skip + round.skips, key)) continue;
                 bool placed = call_.causal || round.windowed;
                 if (placed && !seen(call_, round.windowed, round.low, round.high, position - key_position(call_, b, hk, key)))
@@ -155,12 +160,15 @@ inline void settle_scores(const Call& call, const Group& group, int64_t first_ro
         if (multiplicity) multiplicity->divide(query, key, keys, row);
         if (placed) {
             int64_t position = query_position(call, b, h, query);
-            int64_t low = windowed ? position - round->high : std::numeric_limits<int32_t>::min();
-            int64_t high = windowed ? position - round->low : std::numeric_limits<int32_t>::max();
+            int64_t low = windowed ? position - round->high : kFirstPosition;
+            int64_t high = windowed ? position - round->low : kLastPosition;
             if (call.causal) high = std::min(high, position);
-            auto first = static_cast<int32_t>(std::clamp<int64_t>(low, -(1ll << 31), (1ll << 31) - 1));
-            auto last = static_cast<int32_t>(std::clamp<int64_t>(high, -(1ll << 31), (1ll << 31) - 1));
-            for (int64_t j = 0; j < keys; j++) row[j] = positions[j] >= first && positions[j] <= last ? row[j] : kNone;
+            if (low > kLastPosition || high < kFirstPosition) {
+                std::fill(row, row + keys, kNone);
+            } else {
+                auto first = static_cast<int32_t>(std::max(low, kFirstPosition)), last = static_cast<int32_t>(std::min(high, kLastPosition));
+                for (int64_t j = 0; j < keys; j++) row[j] = positions[j] >= first && positions[j] <= last ? row[j] : kNone;
+            }
         }
         if (round && round->skip) {
             const int32_t* skip =

@@ -15,15 +15,18 @@ inline void cross_polytope(const PolytopeCall& call, int64_t* buckets) {
         int64_t columns = call.columns[b], n = call.x.rows, stride = padded(columns);
         for (int64_t r = 0; r < call.rounds; r++) {
             Candidates axes(columns, dim);
-            for (int64_t c = 0; c < columns; c++)
+            for (int64_t c = 0; c < columns; c++) {
+                breathe();
                 for (int64_t d = 0; d < dim; d++)
                     axes.exact[c * dim + d] = normal(kRotation, r * call.heads + h, d, c, call.seed, call.layer);
+            }
             axes.prepare();
             Buffer block(kRowBlock * dim), scores(kRowBlock * std::max<int64_t>(stride, 1));
             std::vector<double> row(dim);
             std::vector<float> scratch(dim);
             int64_t* to = buckets + (bh * call.rounds + r) * n;
             for (int64_t first = 0; first < n; first += kRowBlock) {
+                breathe();
                 int64_t here = std::min(kRowBlock, n - first);
                 for (int64_t i = 0; i < here; i++) {
                     float* x = block + i * dim;

@@ -3,11 +3,16 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <exception>
 #include <mutex>
+#include <system_error>
 #include <thread>
+#include <type_traits>
 #include <vector>
+
+#include "interrupt.h"
 
 namespace coterie {
 
@@ -18,40 +23,91 @@ using Team = void (*)(void (*work)(void*), void* data, unsigned threads, unsigne
 Team current_team();
 void adopt_team(Team team);
 
+// The tasks of one call to parallel_for, and those who work on them.
+template <class Task>
+struct Tasks {
+    int64_t count;
+    Task& task;
+    Interrupt* interrupt = current_interrupt;
+    std::thread::id caller = std::this_thread::get_id();
+    std::atomic<int64_t> next{0};
+    std::atomic<int> workers{0}, busy{0};
+    std::exception_ptr failure{};
+    std::mutex guard{};
+    std::condition_variable idle{};
+
+    static void run(void* data) {
+        Tasks& work = *static_cast<Tasks*>(data);
+        if (std::this_thread::get_id() == work.caller) {
+            work.attempt([&] { work.share(); });
+            if (work.interrupt) work.attempt([&] { work.wait(); });
+            return;
+        }
+        WorkingFor call(work.interrupt);
+        work.busy.fetch_add(1);
+        work.attempt([&] { work.share(); });
+        std::lock_guard<std::mutex> lock(work.guard);  // the caller may be about to sleep
+        if (work.busy.fetch_sub(1) == 1) work.idle.notify_one();
+    }
+
+    void share() {
+        int worker = workers.fetch_add(1);
+        for (int64_t i; (i = next.fetch_add(1)) < count;) {
+            breathe();
+            task(i, worker);
+        }
+    }
+
+    // A caller out of tasks must not wait where nobody can tell it to stop.
+    void wait() {
+        for (int spins = 0; spins < 1000; spins++) {
+            if (!busy.load()) return;
+            std::this_thread::yield();
+        }
+        std::unique_lock<std::mutex> lock(guard);
+        while (!idle.wait_for(lock, Interrupt::kPatience / 8, [&] { return !busy.load(); })) {
+            lock.unlock();
+            breathe();
+            lock.lock();
+        }
+    }
+
+    template <class Part>
+    void attempt(Part&& part) {
+        try {
+            part();
+        } catch (const Stopped&) {
+            next.store(count);  // the caller knows why
+        } catch (...) {
+            std::lock_guard<std::mutex> lock(guard);
+            if (!failure) failure = std::current_exception();
+            next.store(count);
+        }
+    }
+};
+
 // Run task(index, worker) for each index in [0, count) on at most `threads` threads. Tasks must not depend on who runs
 // them; then neither does the result.
 template <class Task>
 void parallel_for(int64_t count, int threads, Task&& task) {
     threads = static_cast<int>(threads < count ? threads : count);
     if (threads <= 1) {
-        for (int64_t i = 0; i < count; i++) task(i, 0);
+        for (int64_t i = 0; i < count; i++) {
+            breathe();
+            task(i, 0);
+        }
         return;
     }
-    struct Work {
-        int64_t count;
-        Task& task;
-        std::atomic<int64_t> next{0};
-        std::atomic<int> workers{0};
-        std::exception_ptr failure;
-        std::mutex guard;
-
-        static void run(void* data) {
-            Work& work = *static_cast<Work*>(data);
-            int worker = work.workers.fetch_add(1);
-            try {
-                for (int64_t i; (i = work.next.fetch_add(1)) < work.count;) work.task(i, worker);
-            } catch (...) {
-                std::lock_guard<std::mutex> lock(work.guard);
-                if (!work.failure) work.failure = std::current_exception();
-                work.next.store(work.count);
-            }
-        }
-    } work{count, task, {}, {}, {}, {}};
+    using Work = Tasks<std::remove_reference_t<Task>>;
+    Work work{count, task};
     if (Team team = current_team()) {
         team(Work::run, &work, static_cast<unsigned>(threads), 0);
     } else {
         std::vector<std::thread> helpers;
-        for (int helper = 1; helper < threads; helper++) helpers.emplace_back(Work::run, &work);
+        try {
+            for (int helper = 1; helper < threads; helper++) helpers.emplace_back(Work::run, &work);
+        } catch (const std::system_error&) {  // no more threads to be had: those that are there do the work
+        }
         Work::run(&work);
         for (auto& helper : helpers) helper.join();
     }

@@ -57,6 +57,7 @@ inline void top_keys(const TopCall& call, const double* queries, int64_t* top) {
         for (int64_t i = 0; i < here * dim; i++) block[i] = static_cast<float>(mine[i]);
         double longest = 0;
         for (int64_t at = 0; at < n; at += kKeyBlock) {
+            breathe();
             int64_t keys = std::min(kKeyBlock, n - at);
             for (int64_t j = 0; j < keys; j++) {
                 float* row = rows + j * dim;
@@ -85,6 +86,7 @@ inline void top_keys(const TopCall& call, const double* queries, int64_t* top) {
             return a.first > b.first || (a.first == b.first && a.second < b.second);
         };
         for (int64_t i = 0; i < here; i++) {
+            breathe();
             const double* query = mine + i * dim;
             int64_t visible = call.limits ? std::clamp<int64_t>(call.limits[b * call.queries + first + i], 0, n) : n;
             float slack = 2 * doubt(std::sqrt(dot(query, query, dim)), longest, dim);
@@ -93,21 +95,28 @@ inline void top_keys(const TopCall& call, const double* queries, int64_t* top) {
             if (masked)
                 for (int64_t j = 0; j < visible; j++)
                     if (!real[j]) s[j] = -INFINITY;
-            float threshold = at_least_count(s, width, call.count, maxima) - slack;
-            found.clear();
-            for (int64_t j = 0; j < visible; j += kLanes)
-                for (uint32_t high = at_least(load(s + j), threshold); high; high &= high - 1) {
-                    int64_t at = j + std::countr_zero(high);
-                    if (at < visible && real[at]) found.emplace_back(s[at], static_cast<int32_t>(at));
-                }
-            int64_t wanted = std::min<int64_t>(call.count, static_cast<int64_t>(found.size()));
-            int64_t* to = top + (bh * call.queries + first + i) * call.count;
-            int64_t sure = pick(found, wanted, slack, better, [&](int64_t j) {
+            auto exact = [&](int64_t j) {
                 read_double(call.k, b, hk, j, scratch.data(), key.data());
                 if (call.unit) scale_to_unit(key.data(), dim);
                 float score = rounded(dot(query, key.data(), dim));
                 return score == 0 ? 0.0f : score;
-            });
+            };
+            found.clear();
+            if (std::isfinite(slack)) {
+                float threshold = at_least_count(s, width, call.count, maxima) - slack;
+                for (int64_t j = 0; j < visible; j += kLanes)
+                    for (uint32_t high = at_least(load(s + j), threshold); high; high &= high - 1) {
+                        int64_t at = j + std::countr_zero(high);
+                        if (at < visible && real[at]) found.emplace_back(s[at], static_cast<int32_t>(at));
+                    }
+            } else {  // float32 cannot hold the products, or a query is inf or NaN
+                for (int64_t j = 0; j < visible; j++)
+                    if (real[j]) found.emplace_back(exact(j), static_cast<int32_t>(j));
+                slack = 0;
+            }
+            int64_t wanted = std::min<int64_t>(call.count, static_cast<int64_t>(found.size()));
+            int64_t* to = top + (bh * call.queries + first + i) * call.count;
+            int64_t sure = pick(found, wanted, slack, better, exact);
             for (int64_t t = 0; t < call.count; t++) to[t] = t < sure ? found[t].second : 0;
             std::sort(to, to + sure);
         }

@@ -15,6 +15,8 @@ from coterie.engine import native
 from coterie.planning import native as planning
 from tests.cases import CAUSAL, MECHANISMS, close, padding, tensors
 
+ROOT = os.path.dirname(os.path.dirname(__file__))
+
 
 def results(mechanism, q, k, v, **kwargs):
     inputs = [x.detach().requires_grad_() for x in (q, k, v)]
@@ -88,6 +90,44 @@ def test_the_same_bits_for_any_number_of_threads(name, batch, heads):
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
 
 
+SAME_BITS = """
+import sys
+import torch, coterie
+from coterie.engine import native
+from tests.cases import CAUSAL, MECHANISMS, padding, tensors
+from tests.test_native import results
+if native.instruction_set() != sys.argv[1]:
+    raise SystemExit(3)
+for batch, heads in ((2, 2), (1, 1)):
+    q, k, v = tensors(batch, heads, 301, dim=20, value_dim=12, dtype=torch.float32)
+    mask = padding(batch, 301, [301, 207][:batch])
+    for name, mechanism in MECHANISMS.items():
+        causal, found, plans = name in CAUSAL, [], []
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(results(mechanism, q, k, v, key_mask=mask, is_causal=causal))
+            plans.append(mechanism.plan(q, k, key_mask=mask, is_causal=causal).to_dict())
+        for others, plan in zip(found[1:], plans[1:]):
+            assert all(torch.equal(a, b) for a, b in zip(found[0], others)), name
+            assert all(torch.equal(plans[0][part], plan[part]) for part in plans[0]), name
+"""
+
+
+@pytest.mark.parametrize("isa", ["portable", "avx2", "avx512"])
+def test_the_same_bits_on_every_instruction_set(isa):
+    """Forward, backward and every planning op, for 1, 2 and 3 threads: the set is chosen when the module is loaded."""
+    done = subprocess.run(
+        [sys.executable, "-c", SAME_BITS, isa],
+        cwd=ROOT,
+        env={**os.environ, "COTERIE_ISA": isa},
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode == 3:
+        pytest.skip(f"{isa} does not run on this CPU")
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("isa", ["portable", "avx2"])
 def test_every_copy_of_the_kernels_agrees(isa, tmp_path):
     """Each instruction set in a process of its own; the engine says which one it took."""
@@ -100,8 +140,7 @@ found = {{name: results(m, q, k, v) for name, m in MECHANISMS.items()}}
 torch.save((native.instruction_set(), found), {str(tmp_path / "found.pt")!r})
 """
     env = {**os.environ, "COTERIE_ISA": isa}
-    root = os.path.dirname(os.path.dirname(__file__))
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=root, env=env)
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, env=env)
     name, found = torch.load(tmp_path / "found.pt")
     assert name == isa or native.instruction_set() == "portable"
     q, k, v = tensors(1, 2, 111, dim=20, value_dim=12, dtype=torch.float32)
@@ -187,7 +226,8 @@ def raw_call(query_means=(), key_means=(), tensors=None, **changes):
         ({"key_order": [4, -(2**31), 0]}, r"key_order: expected indices in \[0, 5\), got -2147483648"),
         ({"key_start": [-1, 1]}, r"key_start, key_stop: expected 0 ≤ start ≤ stop ≤ 3, got start -1"),
         ({"key_stop": [2, 4]}, r"key_start, key_stop: expected 0 ≤ start ≤ stop ≤ 3, got start 1, stop 4"),
-        ({"key_stop": [2]}, r"expected as many offsets as groups"),
+        ({"key_stop": [2]}, r"rounds\[0\].key_stop: expected shape \(1, 1, 2\), got \(1, 1, 1\)"),
+        ({"query_offsets": [0, 4]}, r"rounds\[0\].query_offsets: expected shape \(1, 1, 3\), got \(1, 1, 2\)"),
     ],
 )
 def test_the_op_refuses_malformed_plans_before_it_touches_anything(changes, message):
@@ -202,9 +242,9 @@ def test_the_op_refuses_malformed_means():
         raw_call(query_means=[order + 8, start, stop])
     with pytest.raises(ValueError, match=r"key_means.start, stop: expected 0 ≤ start ≤ stop ≤ 2"):
         raw_call(key_means=[order, start, stop + 1])
-    with pytest.raises(ValueError, match=r"expected as many starts as stops"):
+    with pytest.raises(ValueError, match=r"key_means.stop: expected shape \(1, 1, 1\), got \(1, 1, 2\)"):
         raw_call(key_means=[order, start, stop.repeat(1, 1, 2)])
-    with pytest.raises(ValueError, match=r"expected means for this batch and these heads"):
+    with pytest.raises(ValueError, match=r"key_means.order: expected shape \(1, 1, 2\), got \(1, 2, 2\)"):
         raw_call(key_means=[order.repeat(1, 2, 1), start, stop])
 
 
@@ -233,7 +273,7 @@ def test_ops_refuse_shapes_that_do_not_fit_together():
         r"limits: expected shape \(2, 5\)": lambda: planning.top_keys_op(x.double(), keys, real_keys, two, 2, False),
         r"mask: expected shape \(2, 4, 5\)": lambda: planning.order_by_op(x[..., 0], real),
         r"labels: expected numbers below 3": lambda: planning.group_by_op(labels + 3, labels == 0, 3),
-        r"mask: expected shape \(2, 4, 5\)\Z": lambda: planning.group_by_op(labels, real, 3),
+        r"mask: expected shape \(2, 4, 5\), got \(2, 5\)\Z": lambda: planning.group_by_op(labels, real, 3),
     }.items():
         with pytest.raises(ValueError, match=message):
             call()
@@ -256,6 +296,293 @@ def test_ops_refuse_shapes_that_do_not_fit_together():
 def test_the_attend_op_refuses_tensors_that_do_not_fit_the_plan(name, value, message):
     with pytest.raises(ValueError, match=message):
         raw_call(tensors={name: value})
+
+
+@pytest.mark.parametrize("side", ["query_means", "key_means"])
+@pytest.mark.parametrize("kind", [torch.bool, torch.float32])
+def test_the_op_refuses_a_mask_of_pairs_where_rows_are_virtual(side, kind):
+    """A mean has no row and no column in it: reading one would be reading behind the end."""
+    order, start, stop = (torch.tensor(values, dtype=torch.int32)[None, None] for values in ([0, 1], [0], [2]))
+    shape, axis = ((1, 1, 4, 1), 2) if side == "query_means" else ((1, 1, 1, 5), 3)
+    mask = torch.ones(shape, dtype=kind)
+    with pytest.raises(ValueError, match=rf"mask: expected 1 on axis {axis}, got {shape[axis]}"):
+        raw_call(**{side: [order, start, stop]}, tensors={"mask": mask})
+    raw_call(**{side: [order, start, stop]}, tensors={"mask": mask[..., :1, :1]})
+
+
+def backward_arguments(self_keys=True, mask=None):
+    """A well-formed call of attend_backward's kernel, by name."""
+    plan = coterie.Smyrf(rounds=2, cluster_size=4).plan(torch.zeros(1, 2, 9, 8), torch.zeros(1, 2, 9, 8))
+    rounds = [
+        x
+        for each in plan.rounds
+        for x in (each.query_order, each.query_offsets, each.key_order, each.key_start, each.key_stop)
+    ]
+    shapes = {"out": (1, 2, 9, 5), "lse": (1, 2, 9), "grad_out": (1, 2, 9, 5), "grad_lse": (1, 2, 9)}
+    shapes |= {"grad_q": (1, 2, 9, 8), "grad_k": (1, 2, 9, 8), "grad_v": (1, 2, 9, 5)}
+    tensors = {
+        "q": torch.zeros(1, 2, 9, 8),
+        "k": torch.zeros(1, 2, 9, 8),
+        "v": torch.zeros(1, 2, 9, 5),
+        "rounds": [x.contiguous() for x in rounds],
+        "biases": [],
+        "skips": [],
+        "layout": [0, 0, 0, 0, 0] * 2,
+        "offset": plan.offset,
+        "self_keys": torch.zeros(1, 9, dtype=torch.int32) if self_keys else None,
+        "query_means": [],
+        "key_means": [],
+        "mask": mask,
+        "key_mask": None,
+        "query_mask": None,
+    }
+    results = {name: torch.zeros(shape) for name, shape in shapes.items()}
+    results |= {"alone": torch.zeros(1, 2, 9, dtype=torch.uint8) if self_keys else None, "grad_mask": None}
+    settings = {"causal": False, "once": False, "scale": 1.0, "dropout_p": 0.0, "seed": 0, "threads": 1}
+    return tensors, settings, results
+
+
+def run_backward(tensors, settings, results):
+    module = native.kernels()
+    module.backward(module.Tensors(**tensors), module.Settings(**settings), **results)
+
+
+@pytest.mark.parametrize(
+    "name", ["out", "lse", "alone", "grad_out", "grad_lse", "grad_q", "grad_k", "grad_v", "grad_mask"]
+)
+@pytest.mark.parametrize("fault", ["short", "flat", "dtype", "strides"])
+def test_backward_refuses_every_tensor_that_does_not_fit(name, fault):
+    mask = torch.zeros(1, 1, 9, 9) if name == "grad_mask" else None
+    tensors, settings, results = backward_arguments(mask=mask)
+    if mask is not None:
+        results["grad_mask"] = torch.zeros(1, 1, 9, 9)
+    run_backward(tensors, settings, results)
+    good = results[name]
+    wide = torch.stack([good, good], -1).flatten(-2)
+    results[name] = {
+        "short": good[:, :, :3].contiguous(),
+        "flat": good.flatten(),
+        "dtype": good.to(torch.float64),
+        "strides": wide[..., ::2],
+    }[fault]
+    with pytest.raises(ValueError, match=rf"^{name}: expected"):
+        run_backward(tensors, settings, results)
+
+
+def test_backward_refuses_what_is_missing_or_too_much():
+    for self_keys, alone in ((True, None), (False, torch.zeros(1, 2, 9, dtype=torch.uint8))):
+        tensors, settings, results = backward_arguments(self_keys)
+        with pytest.raises(ValueError, match=r"alone: expected"):
+            run_backward(tensors, settings, results | {"alone": alone})
+    tensors, settings, results = backward_arguments()
+    with pytest.raises(ValueError, match=r"grad_mask: expected nothing, as there is no float mask"):
+        run_backward(tensors, settings, results | {"grad_mask": torch.zeros(1, 1, 9, 9)})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("threads", 0, r"threads: expected at least 1, got 0"),
+        ("threads", 10**6, r"threads: expected at most 1024"),
+        ("scale", float("nan"), r"scale: expected a finite number"),
+        ("dropout_p", 1.5, r"dropout_p: expected a probability"),
+        ("dropout_p", float("nan"), r"dropout_p: expected a probability"),
+        ("layout", [0, 0, 0], r"layout: expected 5 numbers a round, got 3"),
+        ("layout", [1, 0, 0, 0, 0] * 2, r"biases: expected 2 tensors, got 0"),
+        ("layout", [0, 1, 0, 0, 0] * 2, r"skips: expected 2 tensors, got 0"),
+        ("layout", [0] * 5, r"rounds: expected 5 tensors, got 10"),
+        ("q", torch.zeros(1, 2, 9, 8, dtype=torch.float64), r"q: expected float32, bfloat16 or float16"),
+        ("q", torch.zeros(2, 9, 8), r"q: expected 4 dimensions, got 3"),
+        ("q", torch.zeros(1, 1, 1, 8).expand(1, 2, 2**32, 8), r"q: expected at most 2147483647"),
+        ("offset", torch.zeros(1, dtype=torch.int64), r"offset: expected int32"),
+        ("key_mask", torch.ones(1, 9), r"key_mask: expected uint8"),
+        ("mask", torch.ones(1, 1, 9, 9, dtype=torch.float64), r"mask: expected float32 or uint8"),
+        ("key_means", [torch.zeros(1, 2, 1, dtype=torch.int32)], r"key_means: expected order, start, stop"),
+    ],
+)
+def test_the_kernels_refuse_settings_and_inputs_out_of_range(name, value, message):
+    tensors, settings, results = backward_arguments()
+    (settings if name in settings else tensors)[name] = value
+    with pytest.raises(ValueError, match=message):
+        run_backward(tensors, settings, results)
+
+
+def test_the_kernel_refuses_means_without_positions_in_a_windowed_plan():
+    tensors, settings, results = backward_arguments()
+    tensors["key_means"] = [torch.zeros(1, 2, 0, dtype=torch.int32) for _ in range(3)]
+    tensors["layout"] = [0, 0, 1, 0, 0, 0, 0, 0, 0, 0]
+    with pytest.raises(ValueError, match=r"key_means: expected positions in a causal or windowed plan"):
+        run_backward(tensors, settings, results)
+
+
+def test_the_op_refuses_unsorted_skips():
+    skip = torch.tensor([[3, 1]] * 4, dtype=torch.int32)[None, None]
+    with pytest.raises(ValueError, match=r"skip: expected ascending key rows"):
+        raw_call(tensors={"skip": skip})
+
+
+def test_planning_kernels_refuse_outputs_that_do_not_fit():
+    """The ops make their own; the module is checked all the same."""
+    module, real = native.kernels(), torch.ones(1, 5, dtype=torch.uint8)
+    x, double = torch.zeros(1, 2, 5, 8), torch.zeros(1, 2, 5, 8, dtype=torch.float64)
+
+    def long(*shape):
+        return torch.zeros(shape, dtype=torch.int64)
+
+    def short(*shape):
+        return torch.zeros(shape, dtype=torch.int32)
+
+    parts = short(1, 5), short(1, 1), short(1, 1)
+    clusters = [short(1, 2, 5), short(1, 2, 1), short(1, 2, 1)]
+    near = (double, x, clusters, short(1, 5, 1), short(1, 5), 2, 2, 1)
+    smyrf = (x, x, real, real, long(1), 1)
+    for message, call in {
+        "order: expected shape": lambda: module.order_by(torch.zeros(1, 5), real, short(1, 4), 1),
+        "order: expected int32": lambda: module.order_by(torch.zeros(1, 5), real, long(1, 5), 1),
+        "offsets: expected shape": lambda: module.group_by(long(1, 5), real, 2, short(1, 5), short(1, 2), 1),
+        "groups: expected at most": lambda: module.group_by(long(1, 5), real, 2**62, short(1, 5), short(1, 2), 1),
+        "query_order: expected": lambda: module.smyrf_orders(*smyrf, 0, False, 0, 0, 1, short(1, 2, 2, 5), short(1)),
+        "key_order: expected": lambda: module.smyrf_orders(*smyrf, 0, False, 0, 0, 1, short(1, 2, 1, 5), short(1)),
+        "transform: expected at most 4": lambda: module.smyrf_orders(*smyrf, 5, False, 0, 0, 1, short(1), short(1)),
+        "labels: expected shape": lambda: module.kmeans(
+            x, *parts, None, None, 2, 1, 0, False, True, 0, 0, 1, long(1, 2, 4), double[:, :, :2].contiguous()
+        ),
+        "centroids: expected shape": lambda: module.kmeans(
+            x, *parts, None, None, 2, 1, 0, False, True, 0, 0, 1, long(1, 2, 5), double
+        ),
+        "clusters: expected at most": lambda: module.kmeans(
+            x, *parts, None, None, 2**40, 1, 0, False, True, 0, 0, 1, long(1, 2, 5), double
+        ),
+        "bits: expected at most": lambda: module.hamming_kmeans(x, real, 2, 1, 2**40, 0, 0, 1, long(1, 2, 5)),
+        r"clusters \* bits: expected": lambda: module.hamming_kmeans(x, real, 2**20, 1, 2**20, 0, 0, 1, long(1, 2, 5)),
+        "means: expected shape": lambda: module.cluster_means(x, real, long(1, 2, 5), 2, 1, double),
+        "top: expected shape": lambda: module.top_keys(double, x, real, None, 2, False, 1, long(1, 2, 5, 3)),
+        "met: expected shape": lambda: module.near_keys(*near, short(1, 2, 5, 1), torch.zeros(1, 2, 5, 3)),
+        "bias: expected float32": lambda: module.near_keys(*near, short(1, 2, 5, 3), double),
+        "clusters: expected order": lambda: module.near_keys(*near[:2], [], *near[3:], short(1, 2, 5, 3), double),
+        "columns: expected at most": lambda: module.cross_polytope(
+            x, real, long(1) + 2**40, 2, 1, 0, 0, 1, long(1, 2, 1, 5)
+        ),
+        "columns: expected at least": lambda: module.cross_polytope(x, real, long(1) - 1, 2, 1, 0, 0, 1, long(1)),
+        "buckets: expected shape": lambda: module.cross_polytope(x, real, long(1) + 2, 2, 1, 0, 0, 1, long(1)),
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+# --- stopping half-way -----------------------------------------------------------------------------------------------
+
+INTERRUPTED = """
+import os, signal, threading, time
+import torch, coterie
+import torch._dynamo  # torch loads it at the first call of an op; it does not like to be interrupted
+torch.set_num_threads({threads})
+generator = torch.Generator().manual_seed(0)
+q, k, v = (torch.randn(1, 2, {length}, 64, generator=generator) for _ in range(3))
+plan = {mechanism}.plan(q, k)
+small = [torch.randn(1, 2, 50, 8, requires_grad=True) for _ in range(3)]
+out = coterie.attention(*small, coterie.Full())
+torch.autograd.grad(out.sum(), small)
+if {backward}:
+    # Where the whole forward pass would take long: hand the gradient a result that nobody has computed.
+    from coterie.engine import native
+    rounds = [x for r in plan.rounds for x in (r.query_order, r.query_offsets, r.key_order, r.key_start, r.key_stop)]
+    rest = (plan.offset, None, None, None, None, False, False, 0.125, 0.0)
+    given = (q, k, v, None, rounds, [], [], [], [], [0] * len(rounds), *rest)
+    lse = torch.zeros(q.shape[:3])
+    run = lambda: native.attend_backward_op(q, lse, q, lse, torch.zeros(0, dtype=torch.uint8), False, *given)
+else:
+    run = lambda: coterie.grouped_attention(q, k, v, plan)
+sent = 0.0
+def interrupt():
+    global sent
+    sent = time.perf_counter()
+    os.kill(os.getpid(), signal.SIGINT)
+threading.Timer(0.3, interrupt).start()
+try:
+    run()
+except KeyboardInterrupt:
+    late = time.perf_counter() - sent
+    print(f"stopped after {{late:.3f}} s")
+    assert late < 5
+else:
+    raise SystemExit("it was not interrupted")
+again = coterie.attention(*small, coterie.Full())
+want = torch.nn.functional.scaled_dot_product_attention(*small)
+torch.testing.assert_close(again, want)
+for a, b in zip(torch.autograd.grad(again.sum(), small), torch.autograd.grad(want.sum(), small)):
+    torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+"""
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(
+    ("mechanism", "length", "backward"),
+    [
+        ("coterie.Full()", 30_000, False),
+        ("coterie.Full()", 30_000, True),
+        ("coterie.Smyrf(rounds=32, cluster_size=512)", 65_536, False),
+    ],
+    ids=["full", "full-backward", "smyrf"],
+)
+def test_ctrl_c_stops_a_long_call(mechanism, length, backward, threads):
+    """Each of these would run for ten seconds and more; the bound is generous, the figure is printed."""
+    code = INTERRUPTED.format(mechanism=mechanism, length=length, backward=backward, threads=threads)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    print(done.stdout.strip())
+
+
+PLANNED = """
+import os, signal, threading
+import torch, coterie
+import torch._dynamo
+torch.set_num_threads(2)
+x = torch.randn(1, 2, 65_536, 64, generator=torch.Generator().manual_seed(0))
+mechanisms = {
+    "kmeans": coterie.Clustered(clusters=3000, iterations=60, space="euclidean"),
+    "hamming_kmeans": coterie.Clustered(clusters=3000, iterations=60),
+    "top_keys": coterie.TopK(k=32),
+    "cross_polytope": coterie.Reformer(rounds=200, chunk_size=64),
+    "smyrf_orders": coterie.Smyrf(rounds=500, cluster_size=64),
+}
+for name, mechanism in mechanisms.items():
+    mechanism.plan(x[:, :, :100], x[:, :, :100])
+    threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    try:
+        mechanism.plan(x, x)
+    except KeyboardInterrupt:
+        continue
+    raise SystemExit(f"{name} was not interrupted")
+"""
+
+
+def test_ctrl_c_stops_long_planning():
+    done = subprocess.run([sys.executable, "-c", PLANNED], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_signal_handler_may_call_the_engine():
+    """It runs in the middle of a call, on the same thread."""
+    code = """
+import os, signal, threading
+import torch, coterie
+torch.set_num_threads(2)
+q = torch.randn(1, 2, 8000, 64, generator=torch.Generator().manual_seed(0))
+small = q[:, :, :100]
+want, want_small = coterie.attention(q, q, q, "full"), coterie.attention(small, small, small, "smyrf:cluster_size=16")
+found = []
+def handle(*_):
+    found.append(coterie.attention(small, small, small, "smyrf:cluster_size=16"))
+signal.signal(signal.SIGUSR1, handle)
+timers = [threading.Timer(0.05 * i, os.kill, (os.getpid(), signal.SIGUSR1)) for i in range(1, 5)]
+for timer in timers: timer.start()
+for _ in range(3):
+    assert torch.equal(coterie.attention(q, q, q, "full"), want)
+for timer in timers: timer.join()
+assert found and all(torch.equal(x, want_small) for x in found)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 # --- compiled and exported graphs ------------------------------------------------------------------------------------

@@ -107,6 +107,8 @@ class Round:
             whole = len(self.window) == 2 and all(isinstance(bound, int) for bound in self.window)
             expect_type(whole, f"{name}.window", "two ints", self.window)
             expect(self.window[0] <= self.window[1], f"{name}.window", "low ≤ high", self.window)
+            fits = self.window[0] >= -(2**63) and self.window[1] < 2**63
+            expect(fits, f"{name}.window", "ints of 64 bits", self.window)
 
     def _check_values(self, name: str, rows: int, keys: int) -> None:
         offsets, slots = self.query_offsets, self.query_order.shape[-1]

@@ -141,7 +141,7 @@ def _listed(lists: Tensor, keys: Tensor) -> Tensor:
 
 
 class Multiplicity:
-    """How often a pair meets over all rounds, for `duplicates="once"`.
+    """How often a pair meets over all rounds, for `duplicates="once"`; a slot whose bias is −inf meets nobody.
 
     Each round's (group, key) entries are sorted once, so that a pair is counted by two binary searches.
     """
@@ -158,7 +158,11 @@ class Multiplicity:
         within = torch.arange(group.numel(), device=device) - (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
         slot = each.key_start.reshape(-1).long()[group] + within
         keys = each.key_order.flatten(0, 1)[group // max(1, each.groups), slot].long()
-        entries = (group * plan.key_rows + keys).sort().values
+        codes = group * plan.key_rows + keys
+        if each.bias is not None:
+            hidden = each.bias.flatten(0, 1)[group // max(1, each.groups), slot] == float("-inf")
+            codes = torch.where(hidden, -1, codes)
+        entries = codes.sort().values
 
         slots = torch.arange(each.query_order.shape[-1], device=device)
         slots = slots.expand(plan.batch, plan.heads, -1).contiguous()
@@ -173,6 +177,8 @@ class Multiplicity:
         total = torch.zeros_like(tile.meets, dtype=torch.int64)
         heads, rows, keys = tile.heads[:, None, None], tile.rows[:, :, None], tile.keys[:, None, :]
         for each, entries, row_slots in self._rounds:
+            if each.query_order.shape[-1] == 0:
+                continue
             slot = row_slots[tile.heads[:, None], tile.rows]
             offsets = each.query_offsets.flatten(0, 1)[tile.heads].contiguous()
             group = torch.searchsorted(offsets, slot.to(offsets.dtype).contiguous(), right=True) - 1

@@ -212,10 +212,12 @@ def _borrow(plan: Plan, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
     """Merge each query's own answer with the virtual row's that `plan.answer` names, by softmax mass."""
     own_out, own_lse = out[:, :, : plan.num_queries], lse[:, :, : plan.num_queries]
     if plan.mass is not None:
-        own_lse = torch.where(plan.mass >= 0, lse.gather(-1, plan.mass.clamp(min=0).long()), own_lse)
+        stands_in = (plan.mass >= 0) & (own_lse != float("-inf"))  # for who met nobody there is nothing to weigh
+        own_lse = torch.where(stands_in, lse.gather(-1, plan.mass.clamp(min=0).long()), own_lse)
     if plan.answer is None:
         return own_out, own_lse
-    rows = plan.answer.clamp(min=0).long()
+    own_rows = torch.arange(plan.num_queries, device=out.device)
+    rows = torch.where(plan.answer >= 0, plan.answer, own_rows).long()  # whoever borrows nothing reads no other row
     head = torch.arange(plan.batch * plan.heads, device=out.device).view(plan.batch, plan.heads, 1)
     flat = (rows + head * plan.query_rows).flatten()
     other_out = out.flatten(0, 2).index_select(0, flat).view_as(own_out)
@@ -226,8 +228,9 @@ def _borrow(plan: Plan, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
     total = own + other
     heard = total != 0
     safe = torch.where(heard, total, 1)
-    lerp = (
-        torch.lerp if torch.is_grad_enabled() else Tensor.lerp_
-    )  # a fresh tensor of this size costs as much as the rest
+    # In place where it may be: a fresh tensor of this size costs as much as the rest.
+    lerp, fill = (torch.lerp, torch.masked_fill) if torch.is_grad_enabled() else (Tensor.lerp_, Tensor.masked_fill_)
     merged = lerp(other_out, own_out, (1 - other / safe)[..., None])
+    if plan.mass is not None:  # some may have an answer of their own and no mass
+        merged = fill(merged, ~heard[..., None], 0)
     return merged, torch.where(heard, base + safe.log(), float("-inf"))

@@ -131,7 +131,8 @@ def _call(
         key_mask=mask_bytes(key_mask),
         query_mask=mask_bytes(query_mask),
     )
-    return tensors, causal, once, scale, dropout_p, 0 if seed is None else int(seed), torch.get_num_threads()
+    draw = 0 if seed is None else int(seed)
+    return tensors, kernels().Settings(causal, once, scale, dropout_p, draw, torch.get_num_threads())
 
 
 def _segments(means: list[Tensor]) -> list[Tensor]:
@@ -141,8 +142,7 @@ def _segments(means: list[Tensor]) -> list[Tensor]:
 def _attend(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
     """(out, lse, who fell back on itself) for every real and virtual query row."""
     out, lse, alone = _empty_results(*inputs)
-    if out.numel() or lse.numel():
-        kernels().forward(*_call(*inputs), out, lse, alone if alone.ndim == 3 else None)
+    kernels().forward(*_call(*inputs), out, lse, None if inputs[11] is None else alone)
     return out, lse, alone
 
 
@@ -162,19 +162,16 @@ def _attend_backward(
     """Gradients of q, k, v and the float mask (empty unless asked for), in their own dtypes."""
     wanted = [*inputs[:3], _mask_or_nothing(inputs, mask_needs_grad)]
     grads = [torch.empty(x.shape, dtype=torch.float32) for x in wanted[:3]] + [torch.zeros(wanted[3].shape)]
-    if lse.numel() == 0:
-        grads = [grad.zero_() for grad in grads]
-    else:
-        kernels().backward(
-            *_call(*inputs),
-            out.detach().contiguous(),
-            lse.detach().contiguous(),
-            alone if alone.ndim == 3 else None,
-            last_contiguous(grad_out),
-            grad_lse.detach().contiguous(),
-            *grads[:3],
-            grads[3] if mask_needs_grad else None,
-        )
+    kernels().backward(
+        *_call(*inputs),
+        out.detach().contiguous(),
+        lse.detach().contiguous(),
+        None if inputs[11] is None else alone.contiguous(),
+        last_contiguous(grad_out),
+        grad_lse.detach().contiguous(),
+        *grads[:3],
+        grads[3] if mask_needs_grad else None,
+    )
     first, second, third, fourth = (grad.to(x.dtype) for grad, x in zip(grads, wanted, strict=True))
     return first, second, third, fourth
 

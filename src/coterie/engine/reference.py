@@ -72,11 +72,11 @@ class _Pairs:
         """s (T, Q, K), −inf where the pair does not meet, and which pairs do."""
         meets = tile.meets
         batch = (tile.heads // self.plan.heads)[:, None]
-        if self.settings.key_mask is not None:
+        if self.settings.key_mask is not None and self.plan.num_keys:
             real = tile.keys < self.plan.num_keys  # means were checked against the mask before
             seen = self.settings.key_mask[batch, torch.where(real, tile.keys, 0)] | ~real
             meets = meets & seen[:, None, :]
-        if self.settings.query_mask is not None:
+        if self.settings.query_mask is not None and self.plan.num_queries:
             real = tile.rows < self.plan.num_queries
             seen = self.settings.query_mask[batch, torch.where(real, tile.rows, 0)] | ~real
             meets = meets & seen[:, :, None]

@@ -1,0 +1,416 @@
+"""Random calls of the compiled module, most of them malformed: each must be refused by an exception, or work.
+
+A call starts out well-formed; then some of its arguments are bent: other shapes, dtypes, strides, values, numbers. What
+is looked for is a crash, a hang, or an error that is not the caller's.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coterie.engine import native
+
+REFUSALS = (ValueError, TypeError, RuntimeError, MemoryError, BufferError, OverflowError)
+NUMBERS = (-(2**63), -(2**31), -7, -1, 0, 1, 2, 3, 5, 17, 2**25, 2**31 - 1, 2**31, 2**40, 2**63 - 1)
+DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.float16,
+    torch.int32,
+    torch.int64,
+    torch.uint8,
+    torch.bool,
+)
+
+Arguments = dict[str, Any]
+
+
+class UnexpectedError(AssertionError):
+    """An op failed in a way that names no argument."""
+
+
+def draw(seed: int) -> tuple[str, Arguments]:
+    """An op and its arguments."""
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    name = rng.choice(list(CALLS))
+    arguments = CALLS[name](rng)
+    for _ in range(rng.choice((0, 1, 1, 1, 2, 3))):
+        arguments = _bend(rng, arguments)
+    return name, arguments
+
+
+def check(seed: int) -> bool:
+    """Make the call of this seed; whether it was accepted."""
+    name, arguments = draw(seed)
+    try:
+        _make(name, arguments)
+    except REFUSALS:
+        return False
+    except Exception as error:
+        raise UnexpectedError(f"{name}: {type(error).__name__}: {error}") from error
+    return True
+
+
+def _make(name: str, arguments: Arguments) -> None:
+    module = native.kernels()
+    if name not in ("forward", "backward"):
+        getattr(module, name)(**arguments)
+        return
+    settings = {key: value for key, value in arguments.items() if key in _SETTINGS}
+    results = {key: value for key, value in arguments.items() if key in _RESULTS}
+    tensors = {key: value for key, value in arguments.items() if key not in _SETTINGS | _RESULTS}
+    getattr(module, name)(module.Tensors(**tensors), module.Settings(**settings), **results)
+
+
+# --- well-formed calls -----------------------------------------------------------------------------------------------
+
+
+_SETTINGS = frozenset(("causal", "once", "scale", "dropout_p", "seed", "threads"))
+_RESULTS = frozenset(("out", "lse", "alone", "grad_out", "grad_lse", "grad_q", "grad_k", "grad_v", "grad_mask"))
+
+
+def _sizes(rng: random.Random) -> tuple[int, int, int, int, int, int]:
+    key_heads = rng.randint(1, 2)
+    long = 300 if rng.random() < 0.05 else 9
+    return rng.randint(0, 2), key_heads * rng.randint(1, 2), key_heads, rng.randint(0, long), rng.randint(0, long), 8
+
+
+def _floats(rng: random.Random, *shape: int) -> Tensor:
+    x = torch.randn(shape)
+    if rng.random() < 0.2 and x.numel():
+        x.view(-1)[:: rng.randint(1, 5)] = rng.choice((float("nan"), float("inf"), -float("inf"), 1e38, 1e-42))
+    return x.to(rng.choice((torch.float32, torch.float32, torch.bfloat16, torch.float16)))
+
+
+def _bytes(*shape: int) -> Tensor:
+    return (torch.rand(shape) < 0.8).to(torch.uint8)
+
+
+def _ints(high: int, *shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+    return torch.randint(0, max(1, high), shape, dtype=dtype)
+
+
+def _segments(rng: random.Random, batch: int, heads: int, members: int, positions: bool) -> list[Tensor]:
+    slots, count = (rng.randint(0, 6) if members else 0), rng.randint(0, 3)
+    bounds = torch.randint(0, slots + 1, (2, batch, heads, count)).sort(0).values.to(torch.int32)
+    found = [_ints(members, batch, heads, slots), bounds[0], bounds[1]]
+    return [*found, _ints(9, batch, heads, count)] if positions else found
+
+
+def _attention(rng: random.Random) -> tuple[Arguments, int]:
+    batch, heads, key_heads, queries, keys, dim = _sizes(rng)
+    few = [True, False, False]
+    causal = rng.choice(few)
+    windowed = [rng.choice(few) for _ in range(rng.randint(0, 2))]
+    placed = causal or any(windowed)
+    query_means = _segments(rng, batch, heads, queries, placed) if rng.choice(few) else []
+    key_means = _segments(rng, batch, key_heads, keys, placed) if rng.choice(few) else []
+    rows = queries + (query_means[1].shape[-1] if query_means else 0)
+    key_rows = keys + (key_means[1].shape[-1] if key_means else 0)
+    rounds, biases, skips, layout = [], [], [], []
+    for window in windowed:
+        groups = rng.randint(1, 3)
+        order = torch.stack([torch.randperm(rows, dtype=torch.int32) for _ in range(batch * heads)] or [_ints(1, rows)])
+        order = order[: batch * heads].view(batch, heads, rows)
+        cuts = torch.randint(0, rows + 1, (batch, heads, groups + 1)).sort(-1).values.to(torch.int32)
+        cuts[..., 0] = 0
+        slots = rng.randint(0, 9) if key_rows else 0
+        bounds = torch.randint(0, slots + 1, (2, batch, heads, groups)).sort(0).values.to(torch.int32)
+        rounds += [order, cuts, _ints(key_rows, batch, heads, slots), bounds[0], bounds[1]]
+        bias, skip = rng.choice(few), rng.choice(few)
+        biases += [torch.randn(batch, heads, slots)] if bias else []
+        skips += [_ints(key_rows, batch, heads, rows, 3).sort(-1).values] if skip else []
+        layout += [int(bias), int(skip), int(window), *sorted(rng.choices(NUMBERS, k=2))]
+    mask = None
+    if rng.choice(few):
+        shape = [batch, heads, 1 if query_means else queries, 1 if key_means else keys]
+        shape = [size if rng.random() < 0.6 else 1 for size in shape]
+        mask = _bytes(*shape) if rng.choice(few) else torch.randn(shape)
+    arguments = {
+        "q": _floats(rng, batch, heads, queries, dim),
+        "k": _floats(rng, batch, key_heads, keys, dim),
+        "v": _floats(rng, batch, key_heads, keys, 5),
+        "rounds": rounds,
+        "biases": biases,
+        "skips": skips,
+        "layout": layout,
+        "offset": _ints(5, batch),
+        "self_keys": _ints(keys, batch, queries) if keys and rng.choice(few) else None,
+        "query_means": query_means,
+        "key_means": key_means,
+        "mask": mask,
+        "key_mask": _bytes(batch, keys) if rng.choice(few) else None,
+        "query_mask": _bytes(batch, queries) if rng.choice(few) else None,
+        "causal": causal,
+        "once": rng.choice(few),
+        "scale": 0.5,
+        "dropout_p": rng.choice((0.0, 0.0, 0.5, 1.0)),
+        "seed": rng.choice(NUMBERS),
+        "threads": rng.randint(1, 3),
+        "out": torch.empty(batch, heads, rows, 5),
+        "lse": torch.empty(batch, heads, rows),
+    }
+    arguments["alone"] = None if arguments["self_keys"] is None else _bytes(batch, heads, queries)
+    return arguments, rows
+
+
+def _forward(rng: random.Random) -> Arguments:
+    return _attention(rng)[0]
+
+
+def _backward(rng: random.Random) -> Arguments:
+    given, rows = _attention(rng)
+    batch, heads = given["q"].shape[:2]
+    mask = given["mask"]
+    given |= {name: torch.randn(given[name].shape) for name in ("out", "lse")}
+    given |= {f"grad_{name}": torch.empty(given[name].shape) for name in "qkv"}
+    given |= {"grad_out": _floats(rng, batch, heads, rows, 5), "grad_lse": torch.randn(batch, heads, rows)}
+    wanted = mask is not None and mask.is_floating_point() and rng.random() < 0.5
+    return given | {"grad_mask": torch.zeros(mask.shape) if wanted else None}
+
+
+def _drawing(rng: random.Random) -> Arguments:
+    return {"seed": rng.choice(NUMBERS), "layer": rng.choice(NUMBERS), "threads": rng.randint(1, 3)}
+
+
+def _order_by(rng: random.Random) -> Arguments:
+    shape = [rng.randint(0, 4) for _ in range(rng.randint(0, 2))] + [rng.randint(0, 50)]
+    scores = _floats(rng, *shape).float()
+    return {"scores": scores, "mask": _bytes(*shape), "order": _ints(1, *shape), "threads": rng.randint(1, 3)}
+
+
+def _group_by(rng: random.Random) -> Arguments:
+    shape, groups = [rng.randint(0, 3), rng.randint(0, 20)], rng.randint(1, 5)
+    return {
+        "labels": _ints(groups, *shape, dtype=torch.int64),
+        "mask": _bytes(*shape),
+        "groups": groups,
+        "order": _ints(1, *shape),
+        "offsets": _ints(1, shape[0], groups + 1),
+        "threads": rng.randint(1, 3),
+    }
+
+
+def _smyrf_orders(rng: random.Random) -> Arguments:
+    batch, heads, key_heads, queries, keys, dim = _sizes(rng)
+    rounds = rng.randint(0, 3)
+    return {
+        "q": _floats(rng, batch, heads, queries, dim),
+        "k": _floats(rng, batch, key_heads, keys, dim),
+        "query_mask": _bytes(batch, queries),
+        "key_mask": _bytes(batch, keys),
+        "groups": _ints(4, batch, dtype=torch.int64),
+        "rounds": rounds,
+        "transform": rng.randint(0, 4),
+        "buckets": rng.random() < 0.3,
+        "query_order": _ints(1, batch, heads, rounds, queries),
+        "key_order": _ints(1, batch, heads, rounds, keys),
+        **_drawing(rng),
+    }
+
+
+def _kmeans(rng: random.Random) -> Arguments:
+    batch, heads, _, rows, _, dim = _sizes(rng)
+    parts, clusters, slots = rng.randint(0, 3), rng.randint(1, 20), rows
+    cuts = torch.randint(0, slots + 1, (batch, parts + 1)).sort(-1).values.to(torch.int32)
+    order = torch.stack([torch.randperm(rows, dtype=torch.int32) for _ in range(batch)] or [_ints(1, rows)])[:batch]
+    centroids = (batch, heads, parts * clusters, dim)
+    return {
+        "x": _floats(rng, batch, heads, rows, dim),
+        "order": order.contiguous(),
+        "start": cuts[:, :-1].contiguous(),
+        "stop": cuts[:, 1:].contiguous(),
+        "counts": _ints(clusters + 2, batch, parts, dtype=torch.int64) if rng.random() < 0.5 else None,
+        "given": _floats(rng, *centroids).double() if rng.random() < 0.3 else None,
+        "clusters": clusters,
+        "iterations": rng.randint(0, 3),
+        "sample": rng.randint(0, 3),
+        "unit": rng.random() < 0.5,
+        "per_head": rng.random() < 0.5,
+        "labels": _ints(1, batch, heads, rows, dtype=torch.int64),
+        "centroids": torch.empty(centroids, dtype=torch.float64),
+        **_drawing(rng),
+    }
+
+
+def _hamming_kmeans(rng: random.Random) -> Arguments:
+    batch, heads, _, rows, _, dim = _sizes(rng)
+    return {
+        "x": _floats(rng, batch, heads, rows, dim),
+        "mask": _bytes(batch, rows),
+        "clusters": rng.randint(1, 40),
+        "iterations": rng.randint(0, 3),
+        "bits": rng.choice((1, 63, 64, 65, 130)),
+        "labels": _ints(1, batch, heads, rows, dtype=torch.int64),
+        **_drawing(rng),
+    }
+
+
+def _cluster_means(rng: random.Random) -> Arguments:
+    batch, heads, _, rows, _, dim = _sizes(rng)
+    clusters = rng.randint(1, 5)
+    return {
+        "x": _floats(rng, batch, heads, rows, dim),
+        "mask": _bytes(batch, rows),
+        "labels": _ints(clusters, batch, heads, rows, dtype=torch.int64),
+        "clusters": clusters,
+        "threads": rng.randint(1, 3),
+        "means": torch.empty(batch, heads, clusters, dim, dtype=torch.float64),
+    }
+
+
+def _top_keys(rng: random.Random) -> Arguments:
+    batch, heads, key_heads, queries, keys, dim = _sizes(rng)
+    count = rng.randint(0, 12)
+    limits = torch.tensor([rng.choice(NUMBERS) for _ in range(batch * queries)], dtype=torch.int64)
+    return {
+        "queries": _floats(rng, batch, heads, queries, dim).double(),
+        "k": _floats(rng, batch, key_heads, keys, dim),
+        "mask": _bytes(batch, keys),
+        "limits": limits.view(batch, queries) if rng.random() < 0.5 else None,
+        "count": count,
+        "unit": rng.random() < 0.5,
+        "threads": rng.randint(1, 3),
+        "top": _ints(1, batch, heads, queries, count, dtype=torch.int64),
+    }
+
+
+def _near_keys(rng: random.Random) -> Arguments:
+    batch, heads, key_heads, _, keys, dim = _sizes(rng)
+    clusters = _segments(rng, batch, key_heads, keys, False)
+    chunks, share, width, near = rng.randint(0, 3), rng.randint(0, 3), rng.randint(0, 4), rng.randint(0, 5)
+    count, groups = clusters[1].shape[-1], chunks * share
+    return {
+        "queries": _floats(rng, batch, heads, groups, dim).double(),
+        "k": _floats(rng, batch, key_heads, keys, dim),
+        "clusters": clusters,
+        "visible": _ints(count, batch, chunks, width),
+        "seen": _ints(width + 1 if count else 1, batch, chunks),
+        "near": near,
+        "reach": max(1, near) + rng.randint(0, 3),
+        "threads": rng.randint(1, 3),
+        "met": _ints(1, batch, heads, groups, width + near),
+        "bias": torch.empty(batch, heads, groups, width + near),
+    }
+
+
+def _cross_polytope(rng: random.Random) -> Arguments:
+    batch, heads, key_heads, rows, _, dim = _sizes(rng)
+    rounds = rng.randint(0, 2)
+    return {
+        "x": _floats(rng, batch, key_heads, rows, dim),
+        "mask": _bytes(batch, rows),
+        "columns": _ints(20, batch, dtype=torch.int64),
+        "heads": heads,
+        "rounds": rounds,
+        "buckets": _ints(1, batch, heads, rounds, rows, dtype=torch.int64),
+        **_drawing(rng),
+    }
+
+
+CALLS: dict[str, Callable[[random.Random], Arguments]] = {
+    "forward": _forward,
+    "backward": _backward,
+    "order_by": _order_by,
+    "group_by": _group_by,
+    "smyrf_orders": _smyrf_orders,
+    "kmeans": _kmeans,
+    "hamming_kmeans": _hamming_kmeans,
+    "cluster_means": _cluster_means,
+    "top_keys": _top_keys,
+    "near_keys": _near_keys,
+    "cross_polytope": _cross_polytope,
+}
+
+
+# --- bent ones -------------------------------------------------------------------------------------------------------
+
+
+def _bend(rng: random.Random, arguments: Arguments) -> Arguments:
+    name = rng.choice(list(arguments))
+    value = arguments[name]
+    if isinstance(value, list) and value and rng.random() < 0.8:
+        at = rng.randrange(len(value))
+        bent: Any = [*value[:at], _bent(rng, value[at]), *value[at + 1 :]]
+    elif isinstance(value, list):
+        bent = rng.choice((value[:-1], value + value[:1], []))
+    else:
+        bent = _bent(rng, value)
+    return arguments | {name: bent}
+
+
+def _bent(rng: random.Random, value: Any) -> Any:
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        # Thousands of threads, or memory for millions of clusters, are refused; hundreds would only be slow.
+        return rng.choice(NUMBERS)
+    if isinstance(value, float):
+        return rng.choice((float("nan"), float("inf"), -1.0, 0.0, 1.0, 2.0, 1e300))
+    if value is None:
+        shape = [rng.randint(0, 4) for _ in range(rng.randint(0, 4))]
+        return torch.zeros(shape, dtype=rng.choice(DTYPES))
+    if max(value.shape, default=0) > 1 << 20:  # bent already: one number, seen many times
+        return value
+    return rng.choice(BENDS)(rng, value)
+
+
+def _other_shape(rng: random.Random, x: Tensor) -> Tensor:
+    shape = list(x.shape)
+    if shape and rng.random() < 0.7:
+        at = rng.randrange(len(shape))
+        shape[at] = max(0, shape[at] + rng.choice((-2, -1, 1, 2)))
+    elif rng.random() < 0.5:
+        shape.insert(rng.randint(0, len(shape)), rng.randint(0, 2))
+    else:
+        rng.shuffle(shape)
+    return _ints(3, *shape).to(x.dtype)
+
+
+def _other_strides(rng: random.Random, x: Tensor) -> Tensor:
+    """The same shape over other memory: transposed, every other element, or all of it one element."""
+    way = rng.randrange(3)
+    if way == 0 and x.ndim >= 2:
+        return x.transpose(-1, -2).contiguous().transpose(-1, -2)
+    if way == 1 and x.ndim:
+        return torch.stack([x, x], -1).flatten(-2)[..., ::2]
+    return torch.zeros((), dtype=x.dtype).expand(x.shape)
+
+
+def _other_values(rng: random.Random, x: Tensor) -> Tensor:
+    if not x.numel():
+        return x
+    if x.dtype in (torch.bool, torch.uint8):
+        return torch.full_like(x, rng.randrange(2))
+    if x.is_floating_point():
+        return torch.full_like(x, rng.choice((float("nan"), float("inf"), -float("inf"), 6e4, -1e-40)))
+    x, info = x.clone().contiguous(), torch.iinfo(x.dtype)
+    x.view(-1)[rng.randrange(x.numel())] = max(info.min, min(info.max, rng.choice(NUMBERS)))
+    return x
+
+
+def _cut(rng: random.Random, x: Tensor) -> Tensor:
+    if not x.ndim:
+        return x[None]
+    axis = rng.randrange(x.ndim)
+    return x.narrow(axis, 0, rng.randint(0, x.shape[axis]))
+
+
+BENDS: tuple[Callable[[random.Random, Tensor], Any], ...] = (
+    _other_shape,
+    _other_shape,
+    _other_strides,
+    _other_values,
+    _other_values,
+    _cut,
+    lambda rng, x: x.to(rng.choice(DTYPES)),
+    lambda rng, x: None,
+    lambda rng, x: x.expand(2**33, *x.shape),
+)
