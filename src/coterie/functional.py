@@ -80,7 +80,7 @@ def attention(
     attn_mask: Tensor | None = None,
     key_mask: Tensor | None = None,
     query_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
+    dropout_p: float = 0,  # not 0.0, which torch.compile would take for an input of the graph, and then start over
     is_causal: bool = False,
     causal_offset: int | Tensor | None = None,
     scale: float | None = None,

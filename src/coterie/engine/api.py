@@ -75,7 +75,7 @@ def grouped_attention(
     attn_mask: Tensor | None = None,
     key_mask: Tensor | None = None,
     query_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
+    dropout_p: float = 0,  # not 0.0, which torch.compile would take for an input of the graph, and then start over
     scale: float | None = None,
     duplicates: Duplicates | None = None,
     backend: str = "auto",
@@ -181,8 +181,8 @@ def validate_plan(plan: Plan) -> None:
 def check_plan(plan: Plan, sizes: Sizes, device: torch.device) -> None:
     """The plan must be for tensors of these sizes."""
     made_for = Sizes(plan.batch, plan.heads, plan.key_heads, plan.num_queries, plan.num_keys)
-    expect(made_for == sizes, "plan", f"a plan for {sizes}", made_for)
-    expect(plan.device == device, "plan", f"device {device}", plan.device)
+    expect(made_for == sizes, "plan", "a plan for {}", made_for, sizes)
+    expect(plan.device == device, "plan", "device {}", plan.device, device)
 
 
 def check_means(plan: Plan, pair_mask: Tensor | None, key_mask: Tensor | None, query_mask: Tensor | None) -> None:

@@ -20,6 +20,7 @@ from coterie.planning import native as native_steps
 from coterie.planning import reference as reference_steps
 
 _REGISTRY: dict[str, type[Mechanism]] = {}
+_FIELDS: dict[str, tuple[str, ...]] = {}  # of each, as a graph cannot be compiled through dataclasses.fields
 _Class = TypeVar("_Class", bound="type[Mechanism]")
 
 
@@ -173,7 +174,6 @@ class Mechanism(ABC):
     def build(self, tokens: Tokens) -> Plan:
         """Write the plan. No gradient flows here."""
 
-    @torch.no_grad()
     def plan(
         self,
         q: Tensor,
@@ -224,7 +224,7 @@ class Mechanism(ABC):
             layer=layer,
             backend=choose_backend(backend, device, q.dtype),
         )
-        with torch.autocast(device.type, enabled=False):
+        with torch.no_grad(), torch.autocast(device.type, enabled=False):
             return self.build(tokens)
 
     def to_dict(self) -> dict[str, Any]:
@@ -267,6 +267,7 @@ def register(name: str) -> Callable[[_Class], _Class]:
         expect_type(issubclass(cls, Mechanism), "cls", "a subclass of coterie.Mechanism", cls)
         cls.name = name
         _REGISTRY[name] = cls
+        _FIELDS[name] = tuple(f.name for f in fields(cls)) if is_dataclass(cls) else ()
         return cls
 
     return enter
@@ -287,13 +288,31 @@ def _written(value: object) -> str:
 
 
 def _read(text: str) -> object:
+    """A value in a short string. JSON, but read by hand but for quotes and brackets: graphs are compiled through it."""
     text = text.strip()
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
+    if text == "null":
+        return None
+    if _is_number(text):
+        return int(text) if text.removeprefix("-").isdecimal() else float(text)
+    if text[:1] not in ('"', "[", "{"):
+        return text
     try:
         return json.loads(text)
     except json.JSONDecodeError:
         return text
+
+
+def _is_number(text: str) -> bool:
+    """Whether JSON takes a text for a number."""
+    if text in ("NaN", "Infinity", "-Infinity"):
+        return True
+    mantissa, e, power = text.removeprefix("-").replace("E", "e").partition("e")
+    whole, dot, part = mantissa.partition(".")
+    exponent = power[1:] if power[:1] in ("+", "-") else power
+    digits = [whole, *([part] if dot else []), *([exponent] if e else [])]
+    return text.isascii() and all(x.isdecimal() for x in digits) and (whole == "0" or not whole.startswith("0"))
 
 
 def _make(name: object, settings: dict[str, Any]) -> Mechanism:
@@ -301,7 +320,7 @@ def _make(name: object, settings: dict[str, Any]) -> Mechanism:
     cls = _REGISTRY.get(name.strip().lower().replace("_", "-")) if isinstance(name, str) else None
     if cls is None:
         raise ValueError(f"mechanism: expected one of {known}, got {name!r}")
-    names = [f.name for f in fields(cls)]  # type: ignore[arg-type]
+    names = _FIELDS[cls.name]
     for field in settings:
         expect(
             field in names,
@@ -327,10 +346,7 @@ def as_mechanism(spec: object) -> Mechanism:
         return spec
     expect_type(isinstance(spec, str | dict), "mechanism", "a Mechanism, a string or a dict", f"{type(spec).__name__}")
     if isinstance(spec, str) and spec.lstrip().startswith("{"):
-        try:
-            spec = json.loads(spec)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"mechanism: expected a JSON object, got {spec!r} ({error})") from error
+        spec = _short(spec) if torch.compiler.is_compiling() else _loaded(spec)
     if isinstance(spec, dict):
         settings = dict(spec)
         expect(
@@ -351,6 +367,19 @@ def as_mechanism(spec: object) -> Mechanism:
         expect(field not in settings, "mechanism", f"{field!r} only once", repr(spec))
         settings[field] = _read(value)
     return _from(int(length) if at else None, _make(name, settings))
+
+
+def _loaded(text: str) -> object:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"mechanism: expected a JSON object, got {text!r} ({error})") from error
+
+
+@torch.compiler.assume_constant_result
+def _short(text: str) -> str:
+    """JSON as a short string, which a graph can be compiled through."""
+    return str(as_mechanism(_loaded(text)))
 
 
 def _from(length: int | None, mechanism: Mechanism) -> Mechanism:
