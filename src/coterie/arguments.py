@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from operator import index
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from coterie.errors import expect, expect_type, is_int
+from coterie.errors import FORWARD_MODE, TRANSFORM, expect, expect_type, is_int
 
 _FAR = 2**30  # beyond every key of every tensor
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -23,6 +25,21 @@ class Sizes(NamedTuple):
     key_heads: int
     queries: int
     keys: int
+
+
+def check_transforms(*inputs: object) -> None:
+    """Refuse derivatives that would silently be 0, and transforms that there is no rule for."""
+    tensors = [x for x in inputs if isinstance(x, Tensor)]
+    if torch.compiler.is_compiling():
+        # A graph does not see tangents, so it is compiled for calls outside of forward mode alone.
+        if forward_ad._current_level >= 0:
+            raise RuntimeError(FORWARD_MODE)
+        return
+    if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+        raise RuntimeError(FORWARD_MODE)
+    functorch = torch._C._functorch
+    if any(functorch.is_functorch_wrapped_tensor(x) or functorch.is_legacy_batchedtensor(x) for x in tensors):
+        raise RuntimeError(TRANSFORM)
 
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor | None = None, *, enable_gqa: bool = True) -> Sizes:
@@ -143,9 +160,19 @@ def split_mask(attn_mask: Tensor | None, sizes: Sizes, q: Tensor) -> SplitMask:
     if mask.dtype == torch.bool:
         return SplitMask(mask[:, 0, 0].expand(batch, keys), None)
     seen = (mask > torch.finfo(mask.dtype).min) | mask.isnan()
-    says_more = mask.requires_grad or bool((seen & (mask != 0)).any())
+    says_more = mask.requires_grad or not readable(mask) or bool((seen & (mask != 0)).any())
     pair_mask = mask.masked_fill(~seen, float("-inf")) if says_more else None
     return SplitMask(seen[:, 0, 0].expand(batch, keys), pair_mask)
+
+
+def readable(x: Tensor) -> bool:
+    """Whether a tensor's values can be looked at: not in a graph that is being compiled, nor on the meta device."""
+    return not (torch.compiler.is_compiling() or x.is_meta)
+
+
+def no_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """A context without autocast, which the meta device does not know."""
+    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
 
 def autocast_tensors(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -153,7 +180,7 @@ def autocast_tensors(*tensors: Tensor) -> tuple[Tensor, ...]:
     if not all(isinstance(x, Tensor) and x.is_floating_point() for x in tensors):
         return tensors  # check_tensors says what is wrong
     kind = tensors[0].device.type
-    if not torch.is_autocast_enabled(kind):
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
         return tensors
     dtype = torch.get_autocast_dtype(kind)
     return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)

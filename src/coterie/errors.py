@@ -11,6 +11,15 @@ SECOND_DERIVATIVE = (
     "differentiable. Use first-order gradients, or torch's scaled_dot_product_attention where you need more."
 )
 
+FORWARD_MODE = (
+    "coterie.attention has no forward-mode derivative (torch.autograd.forward_ad, torch.func.jvp, jacfwd, hessian). "
+    "Use backward(), torch.autograd.grad or torch.autograd.functional.jacobian."
+)
+TRANSFORM = (
+    "coterie.attention takes no torch.func transform (grad, vjp, jacrev, vmap) and no is_grads_batched. Use backward(), torch.autograd.grad or "
+    "torch.autograd.functional.jacobian in the place of the derivatives, and the batch axis in the place of vmap."
+)
+
 
 def expect(condition: bool, name: str, expected: str, got: object, *values: object) -> None:
     """Raise `ValueError: name: expected …, got …` unless the condition holds.

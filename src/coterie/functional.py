@@ -18,6 +18,7 @@ from coterie.arguments import (
     check_scale,
     check_tensors,
     check_token_mask,
+    check_transforms,
     split_mask,
 )
 from coterie.engine.api import Attended, check_means, check_plan, choose_backend, execute, validate_plan
@@ -141,6 +142,7 @@ def attention(
         observer(observe.Seen(q, k, v, mechanism, settings))
     for name, flag in (("is_causal", is_causal), ("enable_gqa", enable_gqa), ("return_lse", return_lse)):
         check_flag(name, flag)
+    check_transforms(q, k, v, attn_mask, key_mask, query_mask, causal_offset)
     q, k, v = autocast_tensors(q, k, v)
     sizes = check_tensors(q, k, v, enable_gqa=enable_gqa)
     check_dropout(dropout_p)

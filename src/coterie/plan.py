@@ -248,8 +248,13 @@ class Plan:
                 _check_index(name, rows, (self.batch, self.heads, self.num_queries))
                 expect(self.query_means is not None, name, "query_means to point to", "none")
         expect(self.mass is None or self.answer is not None, "mass", "an answer to be merged with", "none")
-        devices = {str(tensor.device) for name, tensor in self.to_dict().items() if not _is_setting(name)}
+        devices = {str(tensor.device) for tensor in self._tensors()}
         expect(len(devices) <= 1, "plan", "all tensors on one device", sorted(devices))
+
+    def _tensors(self) -> list[Tensor]:
+        parts = [part for part in (self, *self.rounds, self.query_means, self.key_means) if part is not None]
+        found = [getattr(part, f.name) for part in parts for f in fields(part)]
+        return [x for x in found if isinstance(x, Tensor)]
 
     @property
     def batch(self) -> int:

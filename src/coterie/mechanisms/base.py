@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from coterie.arguments import Sizes, check_flag, check_offset, check_scale, check_tensors, check_token_mask
+from coterie.arguments import Sizes, check_flag, check_offset, check_scale, check_tensors, check_token_mask, no_autocast
 from coterie.engine.api import choose_backend
 from coterie.errors import expect, expect_int, expect_type
 from coterie.grouping import compact
@@ -224,7 +224,7 @@ class Mechanism(ABC):
             layer=layer,
             backend=choose_backend(backend, device, q.dtype),
         )
-        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+        with torch.no_grad(), no_autocast(device):
             return self.build(tokens)
 
     def to_dict(self) -> dict[str, Any]:
