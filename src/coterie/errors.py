@@ -16,8 +16,8 @@ FORWARD_MODE = (
     "Use backward(), torch.autograd.grad or torch.autograd.functional.jacobian."
 )
 TRANSFORM = (
-    "coterie.attention takes no torch.func transform (grad, vjp, jacrev, vmap) and no is_grads_batched. Use backward(), torch.autograd.grad or "
-    "torch.autograd.functional.jacobian in the place of the derivatives, and the batch axis in the place of vmap."
+    "coterie.attention takes no torch.func transform (grad, vjp, jacrev, vmap) and no is_grads_batched. Take "
+    "backward(), torch.autograd.grad or torch.autograd.functional.jacobian for derivatives, the batch axis for vmap."
 )
 
 

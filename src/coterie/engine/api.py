@@ -52,8 +52,8 @@ def backends() -> dict[str, str]:
 def choose_backend(backend: str, device: torch.device, dtype: torch.dtype) -> str:
     """The backend that runs; an explicit choice that cannot run is an error, never replaced by another.
 
-    "auto" is native for float32, bfloat16 and float16 on the CPU where it was built, and the reference elsewhere. On the
-    meta device, where there is nothing to compute, the native ops say what the result would look like.
+    "auto" is native for float32, bfloat16 and float16 on the CPU where it was built, and the reference elsewhere. On
+    the meta device, where there is nothing to compute, the native ops say what the result would look like.
     """
     expect_choice("backend", backend, BACKENDS)
     if device.type == "meta":

@@ -346,7 +346,12 @@ def as_mechanism(spec: object) -> Mechanism:
         return spec
     expect_type(isinstance(spec, str | dict), "mechanism", "a Mechanism, a string or a dict", f"{type(spec).__name__}")
     if isinstance(spec, str) and spec.lstrip().startswith("{"):
-        spec = _short(spec) if torch.compiler.is_compiling() else _loaded(spec)
+        compiling = torch.compiler.is_compiling()
+        expect(not compiling, "mechanism", "a short string or a dict in a compiled graph, which cannot read JSON", spec)
+        try:
+            spec = json.loads(spec)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"mechanism: expected a JSON object, got {spec!r} ({error})") from error
     if isinstance(spec, dict):
         settings = dict(spec)
         expect(
@@ -367,19 +372,6 @@ def as_mechanism(spec: object) -> Mechanism:
         expect(field not in settings, "mechanism", f"{field!r} only once", repr(spec))
         settings[field] = _read(value)
     return _from(int(length) if at else None, _make(name, settings))
-
-
-def _loaded(text: str) -> object:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"mechanism: expected a JSON object, got {text!r} ({error})") from error
-
-
-@torch.compiler.assume_constant_result
-def _short(text: str) -> str:
-    """JSON as a short string, which a graph can be compiled through."""
-    return str(as_mechanism(_loaded(text)))
 
 
 def _from(length: int | None, mechanism: Mechanism) -> Mechanism:

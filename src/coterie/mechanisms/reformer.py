@@ -75,7 +75,7 @@ class Reformer(Mechanism):
         """Sorted by bucket, cut evenly; each chunk also meets the chunk of keys before it."""
         num_queries, num_keys = tokens.real_queries[1], tokens.real_keys[1]
         key_offsets = balanced_offsets(num_keys, chunks, capacity)
-        before = torch.cat([key_offsets[:, :1], key_offsets[:, :-2]], -1)
+        before = key_offsets[:, (torch.arange(capacity, device=tokens.device) - 1).clamp(min=0)]
         return Round(
             query_order=tokens.steps.order_by(query_buckets, tokens.query_mask[:, None]),
             query_offsets=tokens.per_head(balanced_offsets(num_queries, chunks, capacity)),
