@@ -590,41 +590,6 @@ assert found and all(torch.equal(x, want_small) for x in found)
 quiet = pytest.mark.filterwarnings("ignore")  # torch.compile warns about its own internals
 
 
-@quiet
-@pytest.mark.parametrize("name", ["smyrf", "improved", "near-far", "reformer-strict", "routing", "longformer"])
-def test_compiles_to_one_graph(name):
-    torch._dynamo.reset()
-    q, k, v = (x.requires_grad_() for x in tensors(2, 4, 50, dim=16, key_heads=2, dtype=torch.float32))
-    mask = padding(2, 50, [50, 31])
-    causal = name in CAUSAL
-
-    def run(q, k, v, mask):
-        return coterie.attention(q, k, v, MECHANISMS[name], key_mask=mask, is_causal=causal, enable_gqa=True)
-
-    compiled = torch.compile(run, fullgraph=True)
-    out, want = compiled(q, k, v, mask), run(q, k, v, mask)
-    close(out, want)
-    for a, b in zip(
-        torch.autograd.grad(out.square().sum(), (q, k, v)),
-        torch.autograd.grad(want.square().sum(), (q, k, v)),
-        strict=True,
-    ):
-        close(a, b)
-
-
-@quiet
-def test_compiled_dropout_and_resampling_follow_torchs_generator():
-    torch._dynamo.reset()
-    q, k, v = tensors(1, 2, 64, dtype=torch.float32)
-    fresh = coterie.Smyrf(rounds=1, cluster_size=8, resample=True)
-    compiled = torch.compile(lambda: coterie.attention(q, k, v, fresh, dropout_p=0.2), fullgraph=True)
-    torch.manual_seed(1)
-    first, second = compiled(), compiled()
-    torch.manual_seed(1)
-    assert torch.equal(first, compiled())
-    assert not torch.equal(first, second)
-
-
 class Block(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -632,49 +597,3 @@ class Block(torch.nn.Module):
 
     def forward(self, x):
         return self.attention(x, x, x)[0]
-
-
-@quiet
-def test_modules_compile_and_export():
-    torch._dynamo.reset()
-    block, x = Block().eval(), torch.randn(2, 40, 32)
-    want = block(x)
-    close(torch.compile(block, fullgraph=True)(x), want)
-    close(torch.export.export(block, (x,)).module()(x), want)
-
-
-@quiet
-def test_opcheck():
-    q, k, v = (x.requires_grad_() for x in tensors(1, 2, 20, dim=8, dtype=torch.float32))
-    plan = coterie.Smyrf(rounds=2, cluster_size=4).plan(q, k, is_causal=True)
-    rounds = [
-        x
-        for each in plan.rounds
-        for x in (each.query_order, each.query_offsets, each.key_order, each.key_start, each.key_stop)
-    ]
-    mask = torch.randn(1, 1, 20, 20, requires_grad=True)
-    order = torch.arange(20, dtype=torch.int32).expand(1, 2, 20)
-    start, stop = torch.zeros(1, 2, 1, dtype=torch.int32), torch.full((1, 2, 1), 7, dtype=torch.int32)
-    lists = (rounds, [], [], [], [order, start, stop, stop], [0] * 10)
-    attend = (q, k, v, mask, *lists, plan.offset, plan.self_keys, None, None, None, True, False, 0.3, 0.0)
-    torch.library.opcheck(native.attend_op, attend)
-    real = torch.ones(1, 20, dtype=torch.bool)
-    seed, plain = torch.tensor(3), [x.detach() for x in (q, k)]
-    groups = torch.tensor([5])
-    torch.library.opcheck(planning.smyrf_orders_op, (*plain, real, real, groups, seed, 2, 0, False, 0))
-    torch.library.opcheck(planning.cross_polytope_op, (plain[0], real, torch.tensor([3]), seed, 2, 2, 0))
-    torch.library.opcheck(planning.group_by_op, (torch.tensor([[2, 0, 1, 0]]), torch.ones(1, 4, dtype=torch.bool), 3))
-    torch.library.opcheck(planning.hamming_kmeans_op, (plain[0], real, seed, 4, 2, 9, 0))
-    bounds = [torch.tensor(x, dtype=torch.int32) for x in ([list(range(20))], [[0, 7]], [[7, 20]])]
-    torch.library.opcheck(planning.kmeans_op, (plain[0], *bounds, None, None, seed, 4, 2, 3, False, True, 0))
-    torch.library.opcheck(planning.top_keys_op, (plain[0].double(), plain[1], real, None, 5, False))
-    clusters = [
-        order,
-        torch.tensor([[[0, 7]] * 2], dtype=torch.int32),
-        torch.tensor([[[7, 20]] * 2], dtype=torch.int32),
-    ]
-    visible = torch.tensor([[[0, 1]] * 5], dtype=torch.int32), torch.full((1, 5), 2, dtype=torch.int32)
-    torch.library.opcheck(planning.near_keys_op, (plain[0].double(), plain[1], clusters, *visible, 4, 9))
-    torch.library.opcheck(planning.order_by_op, (torch.randn(2, 9), torch.ones(2, 9, dtype=torch.bool)))
-    labels = torch.zeros(1, 2, 20, dtype=torch.int64)
-    torch.library.opcheck(planning.cluster_means_op, (plain[0], real, labels, 3))

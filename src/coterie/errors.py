@@ -2,34 +2,59 @@
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
+import torch
+
 SECOND_DERIVATIVE = (
     "coterie.attention has no second derivative: its backward pass recomputes scores and is not itself "
     "differentiable. Use first-order gradients, or torch's scaled_dot_product_attention where you need more."
 )
 
+FORWARD_MODE = (
+    "coterie.attention has no forward-mode derivative (torch.autograd.forward_ad, torch.func.jvp, jacfwd, hessian). "
+    "Use backward(), torch.autograd.grad or torch.autograd.functional.jacobian."
+)
+TRANSFORM = (
+    "coterie.attention takes no torch.func transform (grad, vjp, jacrev, vmap) and no is_grads_batched. Take "
+    "backward(), torch.autograd.grad or torch.autograd.functional.jacobian for derivatives, the batch axis for vmap."
+)
 
-def expect(condition: bool, name: str, expected: str, got: object) -> None:
+
+def expect(condition: bool, name: str, expected: str, got: object, *values: object) -> None:
     """Raise `ValueError: name: expected …, got …` unless the condition holds.
 
-    >>> expect(False, "key_mask", "shape (2, 128)", (2, 64))
+    What is expected may be a format of `values`. Sizes belong there, not into an f-string: writing a size down makes it
+    a constant of a graph that is being compiled, which then serves no other.
+
+    >>> expect(False, "key_mask", "shape {}", (2, 64), (2, 128))
     Traceback (most recent call last):
     ValueError: key_mask: expected shape (2, 128), got (2, 64)
     """
     if not condition:
-        raise ValueError(f"{name}: expected {expected}, got {got}")
+        raise ValueError(f"{name}: expected {_filled(expected, values)}, got {got}")
 
 
-def expect_type(condition: bool, name: str, expected: str, got: object) -> None:
-    """Raise `TypeError: name: expected …, got …` unless the condition holds."""
+def expect_type(condition: bool, name: str, expected: str, got: object, *values: object) -> None:
+    """Raise `TypeError: name: expected …, got …` unless the condition holds; `values` as in `expect`."""
     if not condition:
-        raise TypeError(f"{name}: expected {expected}, got {got}")
+        raise TypeError(f"{name}: expected {_filled(expected, values)}, got {got}")
+
+
+def _filled(expected: str, values: tuple[object, ...]) -> str:
+    return expected.format(*values) if values else expected
+
+
+def is_int(value: object) -> TypeGuard[int]:
+    """Whether a value is an int, or a size that stands for any in a traced graph; a bool is neither."""
+    return isinstance(value, int | torch.SymInt) and not isinstance(value, bool)
 
 
 def expect_int(name: str, value: object, *, at_least: int, at_most: int = 2**31 - 1) -> None:
     """The value must be an int (a bool is not one) in [at_least, at_most]."""
-    expect_type(isinstance(value, int) and not isinstance(value, bool), name, "an int", type(value).__name__)
-    expect(isinstance(value, int) and value >= at_least, name, f"an int ≥ {at_least}", value)
-    expect(isinstance(value, int) and value <= at_most, name, f"an int ≤ {at_most}", value)
+    expect_type(is_int(value), name, "an int", type(value).__name__)
+    expect(is_int(value) and value >= at_least, name, "an int ≥ {}", value, at_least)
+    expect(is_int(value) and value <= at_most, name, "an int ≤ {}", value, at_most)
 
 
 def expect_choice(name: str, value: object, choices: tuple[str, ...]) -> None:

@@ -18,6 +18,7 @@ from coterie.arguments import (
     check_scale,
     check_tensors,
     check_token_mask,
+    check_transforms,
     split_mask,
 )
 from coterie.engine.api import Attended, check_means, check_plan, choose_backend, execute, validate_plan
@@ -83,7 +84,7 @@ def attention(
     key_mask: Tensor | None = None,
     query_mask: Tensor | None = None,
     guests: Tensor | None = None,
-    dropout_p: float = 0.0,
+    dropout_p: float = 0,  # not 0.0, which torch.compile would take for an input of the graph, and then start over
     is_causal: bool = False,
     causal_offset: int | Tensor | None = None,
     scale: float | None = None,
@@ -147,6 +148,7 @@ def attention(
         observer(observe.Seen(q, k, v, mechanism, settings))
     for name, flag in (("is_causal", is_causal), ("enable_gqa", enable_gqa), ("return_lse", return_lse)):
         check_flag(name, flag)
+    check_transforms(q, k, v, attn_mask, key_mask, query_mask, causal_offset)
     q, k, v = autocast_tensors(q, k, v)
     sizes = check_tensors(q, k, v, enable_gqa=enable_gqa)
     check_dropout(dropout_p)

@@ -38,6 +38,11 @@ class Parts:
         return rows.long(), used
 
 
+def ceil_div(a: int, b: int) -> int:
+    """⌈a / b⌉ without floats, which a size that is a symbol keeps simple."""
+    return -(-a // b)
+
+
 def rounded(scores: Tensor) -> Tensor:
     """Scores as finite float32 numbers, ready to be compared."""
     limit = torch.finfo(torch.float32).max

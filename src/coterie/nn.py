@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from coterie.arguments import readable
 from coterie.errors import expect, expect_int, expect_type
 from coterie.functional import MechanismLike, attention
 from coterie.mechanisms import Mechanism, as_mechanism
@@ -217,12 +218,12 @@ class MultiheadAttention(nn.MultiheadAttention):
         if padding is None:
             return None, None
         shape = (key.shape[0], key.shape[1])
-        expect(tuple(padding.shape) == shape, "key_padding_mask", f"shape {shape}", tuple(padding.shape))
+        expect(tuple(padding.shape) == shape, "key_padding_mask", "shape {}", tuple(padding.shape), shape)
         if padding.dtype == torch.bool:
             return F.pad(~padding, (extra, 0), value=True), None
         expect_type(padding.is_floating_point(), "key_padding_mask", "a bool or float dtype", padding.dtype)
         real = padding > torch.finfo(padding.dtype).min
-        more = padding.requires_grad or bool((real & (padding != 0)).any())
+        more = padding.requires_grad or not readable(padding) or bool((real & (padding != 0)).any())
         bias = F.pad(padding.masked_fill(~real, 0), (extra, 0))[:, None, None, :] if more else None
         return F.pad(real, (extra, 0), value=True), bias
 
@@ -235,8 +236,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         expect(
             tuple(mask.shape) == wanted.get(mask.ndim),
             "attn_mask",
-            f"shape {wanted[2]} or {wanted[3]}",
+            "shape {} or {}",
             tuple(mask.shape),
+            *(wanted[2], wanted[3]),
         )
         floating = mask.is_floating_point()
         expect_type(floating or mask.dtype == torch.bool, "attn_mask", "a bool or float dtype", mask.dtype)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from coterie.errors import expect, expect_int, expect_type
+from coterie.errors import expect, expect_int, expect_type, is_int
 from coterie.tiles import count_pairs, fold_means, pairs_met
 
 Duplicates = Literal["count", "once"]
@@ -20,9 +20,15 @@ def _check_index(name: str, index: Tensor, shape: tuple[int | None, ...]) -> Non
     fits = index.ndim == len(shape) and all(
         want is None or want == got for want, got in zip(shape, index.shape, strict=True)
     )
-    wanted = "(" + ", ".join("any" if want is None else str(want) for want in shape) + ")"
-    expect(fits, name, f"shape {wanted}", tuple(index.shape))
+    expect(fits, name, "shape {}", tuple(index.shape), _Shape(shape))
     expect_type(index.dtype == torch.int32, name, "dtype torch.int32", index.dtype)
+
+
+class _Shape(tuple[int | None, ...]):
+    """A shape that is written with "any" for a size that does not matter."""
+
+    def __str__(self) -> str:
+        return "(" + ", ".join("any" if size is None else str(size) for size in self) + ")"
 
 
 def _check_range(name: str, index: Tensor, used: Tensor, limit: int) -> None:
@@ -99,12 +105,12 @@ class Round:
         _check_index(f"{name}.key_stop", self.key_stop, (*lead, groups))
         if self.bias is not None:
             shape, got = tuple(self.key_order.shape), tuple(self.bias.shape)
-            expect(got == shape, f"{name}.bias", f"shape {shape}", got)
+            expect(got == shape, f"{name}.bias", "shape {}", got, shape)
             expect_type(self.bias.dtype == torch.float32, f"{name}.bias", "dtype torch.float32", self.bias.dtype)
         if self.skip is not None:
             _check_index(f"{name}.skip", self.skip, (*lead, self.query_order.shape[-1], None))
         if self.window is not None:
-            whole = len(self.window) == 2 and all(isinstance(bound, int) for bound in self.window)
+            whole = len(self.window) == 2 and all(is_int(bound) for bound in self.window)
             expect_type(whole, f"{name}.window", "two ints", self.window)
             expect(self.window[0] <= self.window[1], f"{name}.window", "low ≤ high", self.window)
             fits = self.window[0] >= -(2**63) and self.window[1] < 2**63
@@ -224,7 +230,7 @@ class Plan:
         expect_type(isinstance(self.causal, bool), "causal", "a bool", type(self.causal).__name__)
         expect(self.duplicates in ("count", "once"), "duplicates", "'count' or 'once'", repr(self.duplicates))
         fits = self.key_heads > 0 and self.heads % self.key_heads == 0
-        expect(fits, "key_heads", f"a divisor of the {self.heads} query heads", self.key_heads)
+        expect(fits, "key_heads", "a divisor of the {} query heads", self.key_heads, self.heads)
         for index, each in enumerate(self.rounds):
             each._check_shapes(f"rounds[{index}]", (self.batch, self.heads))
         _check_index("offset", self.offset, (self.batch,))
@@ -244,8 +250,13 @@ class Plan:
                 _check_index(name, rows, (self.batch, self.heads, self.num_queries))
                 expect(self.query_means is not None, name, "query_means to point to", "none")
         expect(self.mass is None or self.answer is not None, "mass", "an answer to be merged with", "none")
-        devices = {str(tensor.device) for name, tensor in self.to_dict().items() if not _is_setting(name)}
+        devices = {str(tensor.device) for tensor in self._tensors()}
         expect(len(devices) <= 1, "plan", "all tensors on one device", sorted(devices))
+
+    def _tensors(self) -> list[Tensor]:
+        parts = [part for part in (self, *self.rounds, self.query_means, self.key_means) if part is not None]
+        found = [getattr(part, f.name) for part in parts for f in fields(part)]
+        return [x for x in found if isinstance(x, Tensor)]
 
     @property
     def batch(self) -> int:

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from coterie.arguments import check_transforms
 from coterie.errors import SECOND_DERIVATIVE
 from coterie.plan import Means, Plan
 
@@ -149,9 +150,10 @@ def _attend(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
 def _empty_results(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
     q, v, query_means, self_keys = inputs[0], inputs[2], inputs[7], inputs[11]
     rows = (*q.shape[:2], q.shape[2] + (query_means[1].shape[-1] if query_means else 0))
+    wide = torch.promote_types(q.dtype, torch.float32)  # float64 has no kernel, but it has meta tensors
     return (
-        q.new_empty((*rows, v.shape[-1]), dtype=torch.float32),
-        q.new_empty(rows, dtype=torch.float32),
+        q.new_empty((*rows, v.shape[-1]), dtype=wide),
+        q.new_empty(rows, dtype=wide),
         q.new_empty(q.shape[:3] if self_keys is not None else (0,), dtype=torch.uint8),
     )
 
@@ -209,6 +211,7 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, T
 
 
 def _differentiate(ctx: Any, grad_out: Tensor, grad_lse: Tensor, grad_alone: Any) -> tuple[Any, ...]:
+    check_transforms(grad_out, grad_lse)
     saved = list(ctx.saved_tensors)
     output, first, tensors, flat = saved[:3], saved[3:7], saved[7:12], iter(saved[12:])
     lists = [[next(flat) for _ in range(count)] for count in ctx.counts]

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from coterie.arguments import check_transforms
 from coterie.draws import keep_pairs
 from coterie.errors import SECOND_DERIVATIVE
 from coterie.plan import Means, Plan
@@ -161,6 +162,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        check_transforms(*grads)
         q, k, v, mask, out, lse, alone = ctx.saved_tensors
         with torch.no_grad():
             found = _gradients(ctx.settings, q, k, v, mask, out, lse, alone, *grads)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 import torch
 from torch import Tensor
 
-from coterie.arguments import Sizes, check_flag, check_offset, check_scale, check_tensors, check_token_mask
+from coterie.arguments import Sizes, check_flag, check_offset, check_scale, check_tensors, check_token_mask, no_autocast
 from coterie.engine.api import choose_backend
 from coterie.errors import expect, expect_int, expect_type
 from coterie.grouping import compact
@@ -21,6 +21,7 @@ from coterie.planning import native as native_steps
 from coterie.planning import reference as reference_steps
 
 _REGISTRY: dict[str, type[Mechanism]] = {}
+_FIELDS: dict[str, tuple[str, ...]] = {}  # of each, as a graph cannot be compiled through dataclasses.fields
 _Class = TypeVar("_Class", bound="type[Mechanism]")
 
 
@@ -178,7 +179,6 @@ class Mechanism(ABC):
     def build(self, tokens: Tokens) -> Plan:
         """Write the plan. No gradient flows here."""
 
-    @torch.no_grad()
     def plan(
         self,
         q: Tensor,
@@ -237,7 +237,7 @@ class Mechanism(ABC):
             backend=choose_backend(backend, device, q.dtype),
             guests=planned,
         )
-        with torch.autocast(device.type, enabled=False):
+        with torch.no_grad(), no_autocast(device):
             plan = self.build(tokens)
             if guests is None or self.per_query:  # without a mask of queries all of them are planned
                 return plan
@@ -289,6 +289,7 @@ def register(name: str) -> Callable[[_Class], _Class]:
         expect_type(issubclass(cls, Mechanism), "cls", "a subclass of coterie.Mechanism", cls)
         cls.name = name
         _REGISTRY[name] = cls
+        _FIELDS[name] = tuple(f.name for f in fields(cls)) if is_dataclass(cls) else ()
         return cls
 
     return enter
@@ -309,13 +310,31 @@ def _written(value: object) -> str:
 
 
 def _read(text: str) -> object:
+    """A value in a short string. JSON, but read by hand but for quotes and brackets: graphs are compiled through it."""
     text = text.strip()
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
+    if text == "null":
+        return None
+    if _is_number(text):
+        return int(text) if text.removeprefix("-").isdecimal() else float(text)
+    if text[:1] not in ('"', "[", "{"):
+        return text
     try:
         return json.loads(text)
     except (ValueError, RecursionError):  # of numbers with thousands of digits, of nesting: no field takes the text
         return text
+
+
+def _is_number(text: str) -> bool:
+    """Whether JSON takes a text for a number."""
+    if text in ("NaN", "Infinity", "-Infinity"):
+        return True
+    mantissa, e, power = text.removeprefix("-").replace("E", "e").partition("e")
+    whole, dot, part = mantissa.partition(".")
+    exponent = power[1:] if power[:1] in ("+", "-") else power
+    digits = [whole, *([part] if dot else []), *([exponent] if e else [])]
+    return text.isascii() and all(x.isdecimal() for x in digits) and (whole == "0" or not whole.startswith("0"))
 
 
 def _make(name: object, settings: dict[str, Any]) -> Mechanism:
@@ -323,7 +342,7 @@ def _make(name: object, settings: dict[str, Any]) -> Mechanism:
     cls = _REGISTRY.get(name.strip().lower().replace("_", "-")) if isinstance(name, str) else None
     if cls is None:
         raise ValueError(f"mechanism: expected one of {known}, got {name!r}")
-    names = [f.name for f in fields(cls)]  # type: ignore[arg-type]
+    names = _FIELDS[cls.name]
     for field in settings:
         expect(
             field in names,
@@ -349,6 +368,8 @@ def as_mechanism(spec: object) -> Mechanism:
         return spec
     expect_type(isinstance(spec, str | dict), "mechanism", "a Mechanism, a string or a dict", f"{type(spec).__name__}")
     if isinstance(spec, str) and spec.lstrip().startswith("{"):
+        compiling = torch.compiler.is_compiling()
+        expect(not compiling, "mechanism", "a short string or a dict in a compiled graph, which cannot read JSON", spec)
         try:
             spec = json.loads(spec)
         except (ValueError, RecursionError) as error:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from coterie.errors import expect_int
-from coterie.grouping import compact
+from coterie.grouping import ceil_div, compact
 from coterie.mechanisms.base import Mechanism, Tokens, register
 from coterie.plan import Plan, Round
 
@@ -19,7 +19,7 @@ _BLOCK = 128  # queries that share a gathered range of keys
 def windowed(tokens: Tokens, window: tuple[int, int], query_mask: Tensor, key_mask: Tensor) -> Round:
     """Blocks of neighbouring queries, each with the range of keys that the window of any of them reaches."""
     queries, keys = tokens.sizes.queries, tokens.sizes.keys
-    blocks = max(1, -(-queries // _BLOCK))
+    blocks = max(2, ceil_div(queries, _BLOCK))  # 1 would be a graph of its own
     edges = torch.arange(blocks + 1, device=tokens.device) * _BLOCK
     query_order, _ = compact(query_mask)
     key_order, _ = compact(key_mask)

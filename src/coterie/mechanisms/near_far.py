@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from coterie.errors import expect, expect_int, expect_type
-from coterie.grouping import Parts, compact
+from coterie.grouping import Parts, ceil_div, compact
 from coterie.mechanisms.base import Mechanism, Tokens, register
 from coterie.plan import Means, Plan, Round
 
@@ -194,12 +194,12 @@ class NearFar(Mechanism):
 
     def _in_chunk(self, wanted: int | str, each: int) -> int:
         """Clusters of a full chunk."""
-        return math.ceil(self.chunk / each) if isinstance(wanted, str) else wanted
+        return ceil_div(self.chunk, each) if isinstance(wanted, str) else wanted
 
     def _groups_in_chunks(self, tokens: Tokens, chunks: Chunks) -> Groups:
         clusters = self._in_chunk(self.query_clusters, _PER_GROUP)
         if isinstance(self.query_clusters, str):  # a chunk may be longer than the sequence
-            clusters = min(clusters, max(1, math.ceil(tokens.sizes.queries / _PER_GROUP)))
+            clusters = min(clusters, max(2, ceil_div(tokens.sizes.queries, _PER_GROUP)))
         parts = Parts(chunks.order, chunks.offsets[:, :-1], chunks.offsets[:, 1:])
         sizes = (parts.stop - parts.start).long()
         counts = (
@@ -243,15 +243,15 @@ class NearFar(Mechanism):
     def _finished_chunks(self, tokens: Tokens, chunks: Chunks) -> Far:
         """The means of all finished blocks of chunks, and those that each chunk sees."""
         wanted, length = self._in_chunk(self.key_clusters, _PER_MEAN), tokens.sizes.keys
-        total = max(1, math.ceil(length / self.chunk))
+        total = max(2, ceil_div(length, self.chunk))  # 1 would be a graph of its own, here and below
         orders, edges, positions, visible, used = [], [], [], [], []
         older = chunks.older()
         stop, rows, level = older, 0, 0
         while True:
             size = 2**level
-            blocks, clusters = math.ceil(total / size), math.ceil(wanted / size)
+            blocks, clusters = ceil_div(total, size), ceil_div(wanted, size)
             if isinstance(self.key_clusters, str):  # a block may be longer than the sequence
-                clusters = min(clusters, max(1, math.ceil(length * clusters / (size * self.chunk))))
+                clusters = min(clusters, max(2, ceil_div(length * clusters, size * self.chunk)))
             order, offsets, last = self._blocks(tokens, chunks, size, blocks, clusters)
             orders.append(order)
             edges.append(offsets + level * length)
@@ -293,7 +293,7 @@ class NearFar(Mechanism):
         length = (parts.stop - parts.start).long()
         counts = torch.full_like(length, clusters)
         if isinstance(self.key_clusters, str):
-            full = math.ceil(self._in_chunk(self.key_clusters, _PER_MEAN) / size)
+            full = ceil_div(self._in_chunk(self.key_clusters, _PER_MEAN), size)
             counts = (length * full + keys - 1).div(keys, rounding_mode="floor").clamp(min=1)
         labels, _ = tokens.steps.kmeans(
             tokens.raw_k,
@@ -361,7 +361,7 @@ class Chunks(NamedTuple):
         rank = upto.gather(-1, last) - 1
         placed = tokens.query_mask & (rank >= 0)
         order, _ = compact(placed)
-        capacity = math.ceil(tokens.sizes.queries / chunk) + 1
+        capacity = ceil_div(tokens.sizes.queries, chunk) + 1
         absolute = rank.clamp(min=0) // chunk
         first = torch.where(placed, absolute, torch.iinfo(torch.int64).max)
         first = first.amin(-1, keepdim=True) if tokens.sizes.queries else absolute.new_zeros(tokens.sizes.batch, 1)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from coterie.errors import expect_int, expect_type
-from coterie.grouping import balanced_offsets
+from coterie.grouping import balanced_offsets, ceil_div
 from coterie.mechanisms.base import Mechanism, Tokens, register
 from coterie.plan import Plan, Round
 
@@ -56,7 +56,7 @@ class Reformer(Mechanism):
 
     def build(self, tokens: Tokens) -> Plan:
         chunks = ((tokens.real_keys[1] + self.chunk_size - 1) // self.chunk_size).clamp(min=1)
-        capacity = max(1, -(-tokens.sizes.keys // self.chunk_size))
+        capacity = max(2, ceil_div(tokens.sizes.keys, self.chunk_size))  # 1 would be a graph of its own
         columns, most = (chunks + 1) // 2, (capacity + 1) // 2
         query_buckets, key_buckets = tokens.steps.buckets(tokens, columns, most, self.rounds, "none", self.seed)
         rounds = []
@@ -75,7 +75,7 @@ class Reformer(Mechanism):
         """Sorted by bucket, cut evenly; each chunk also meets the chunk of keys before it."""
         num_queries, num_keys = tokens.real_queries[1], tokens.real_keys[1]
         key_offsets = balanced_offsets(num_keys, chunks, capacity)
-        before = torch.cat([key_offsets[:, :1], key_offsets[:, :-2]], -1)
+        before = key_offsets[:, (torch.arange(capacity, device=tokens.device) - 1).clamp(min=0)]
         return Round(
             query_order=tokens.steps.order_by(query_buckets, tokens.query_mask[:, None]),
             query_offsets=tokens.per_head(balanced_offsets(num_queries, chunks, capacity)),

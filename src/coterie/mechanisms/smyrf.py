@@ -11,7 +11,7 @@ from torch import Tensor
 
 from coterie import draws, hashing
 from coterie.errors import expect, expect_choice, expect_int, expect_type
-from coterie.grouping import balanced_offsets
+from coterie.grouping import balanced_offsets, ceil_div
 from coterie.mechanisms.base import Mechanism, Tokens, register
 from coterie.plan import Duplicates, Plan, Round
 from coterie.rounds import Orders, RoundErrors, round_errors, rounds_needed
@@ -155,7 +155,7 @@ class Smyrf(Mechanism):
         num_queries, num_keys = tokens.real_queries[1], tokens.real_keys[1]
         # Never more groups than keys, or some queries would meet nobody.
         groups = torch.minimum((num_queries + self.cluster_size - 1) // self.cluster_size, num_keys).clamp(min=1)
-        capacity = max(1, -(-tokens.sizes.queries // self.cluster_size))
+        capacity = max(2, ceil_div(tokens.sizes.queries, self.cluster_size))  # 1 would be a graph of its own
         return Orders(
             *self._sorted(tokens, groups, capacity, rounds),
             balanced_offsets(num_queries, groups, capacity),
