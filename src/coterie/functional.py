@@ -153,7 +153,6 @@ def attention(
         key_mask = split.key_mask if key_mask is None else key_mask & split.key_mask
     query_mask = self_query_mask(query_mask, key_mask, sizes)
     chosen_backend = choose_backend(backend, q.device, q.dtype)
-    masks: dict[str, Tensor | None] = {"key_mask": None, "query_mask": None}
     given = plan is not None
     if plan is None:
         chosen = as_mechanism(mechanism)
@@ -171,12 +170,20 @@ def attention(
     else:
         _check_given_plan(plan, mechanism, is_causal, causal_offset)
         check_plan(plan, sizes, q.device)
-        masks = {"key_mask": key_mask, "query_mask": query_mask}
-    check_means(plan, split.pair_mask, **masks)
+    check_means(plan, split.pair_mask)
     if given or chosen_backend == "reference":  # the native engine checks for itself what it is about to read
         validate_plan(plan)
     attended = execute(
-        q, k, v, plan, split.pair_mask, backend=chosen_backend, scale=scale, dropout_p=dropout_p, **masks
+        q,
+        k,
+        v,
+        plan,
+        split.pair_mask,
+        backend=chosen_backend,
+        scale=scale,
+        dropout_p=dropout_p,
+        key_mask=key_mask,
+        query_mask=query_mask,
     )
     return attended if return_lse else attended.out
 
