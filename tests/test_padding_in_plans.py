@@ -87,9 +87,7 @@ def test_padding_that_a_mechanism_put_into_its_plan_changes_nothing(name, side, 
     for x in (q, k, v):
         x.transpose(1, 2)[~mask] = wild
         x.requires_grad_()
-    out, lse = coterie.attention(
-        q, k, v, mechanism, key_mask=mask, is_causal=causal, enable_gqa=True, return_lse=True
-    )
+    out, lse = coterie.attention(q, k, v, mechanism, key_mask=mask, is_causal=causal, enable_gqa=True, return_lse=True)
     plan = mechanism.plan(q, k, key_mask=mask, is_causal=causal)
     bias = torch.linspace(-1, 1, 23).double() if mechanism.bias else None
     if name == "plain":
@@ -218,7 +216,8 @@ def test_a_mean_that_holds_padding_is_refused_by_name(which, given, compiled, ba
         torch.compiler.reset()
         run = torch.compile(run, fullgraph=True, backend="eager")
     with pytest.raises(
-        ValueError, match=f"{which}_mask: expected to be the mask that the plan's means were made with, got one that hides"
+        ValueError,
+        match=f"{which}_mask: expected to be the mask that the plan's means were made with, got one that hides",
     ):
         run(q, k, v, mask)
     everyone = torch.ones_like(mask)

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from coterie.arguments import Sizes, check_flag
 from coterie.engine.api import backends, check_padding, check_plan
-from coterie.errors import expect_type
 from coterie.functional import MechanismLike, attention
 from coterie.mechanisms import AtLeast, Mechanism, as_mechanism
 from coterie.plan import Plan
@@ -125,7 +124,7 @@ def check_mechanism(mechanism: MechanismLike, *, compile: bool = False, position
         for name, (rule, mend) in rules.items():
             try:
                 what = next(rule(subject), None)
-            except _Raised as error:
+            except _RaisedError as error:
                 if str(error.__cause__) in raised:
                     subject.skipped[name] = "stopped by an error that another rule reports"
                     continue
@@ -141,7 +140,7 @@ def check_mechanism(mechanism: MechanismLike, *, compile: bool = False, position
     return Checked(str(subject.whole), tuple(broken), tuple(kept), subject.skipped)
 
 
-class _Raised(Exception):
+class _RaisedError(Exception):
     """A call that should have worked raised the error that is this one's cause."""
 
 
@@ -188,6 +187,8 @@ class _Subject:
         if self.resample:
             torch.manual_seed(0)
         settings = {"backend": "reference", "enable_gqa": q.shape[1] != k.shape[1], **settings}
+        if "plan" in settings:
+            settings["is_causal"] = settings["plan"].causal  # if that is not what was asked for, `causality` says so
         run = settings.pop("run", attention)
         out: Tensor = _working(_case(q, k, settings), run, q, k, v, self.mechanism, **settings)
         return out
@@ -198,7 +199,7 @@ def _working(case: str, run: Callable[..., Any], *args: Any, **settings: Any) ->
     try:
         return run(*args, **settings)
     except Exception as error:
-        raise _Raised(f"{case} raised {type(error).__name__}: {error}") from error
+        raise _RaisedError(f"{case} raised {type(error).__name__}: {error}") from error
 
 
 def _case(q: Tensor, k: Tensor, settings: dict[str, Any]) -> str:
@@ -245,7 +246,7 @@ def _equal(one: Plan, other: Plan) -> bool:
 
 
 def _runs(subject: _Subject) -> Iterator[str]:
-    q, k, v = _draw(2, 2, LENGTH)
+    q, k, _ = _draw(2, 2, LENGTH)
     plan = subject.plan(q, k)
     if not isinstance(plan, Plan):
         yield f"plan() gave {type(plan).__name__}, not a Plan"
@@ -274,11 +275,7 @@ def _valid(subject: _Subject) -> Iterator[str]:
             q, k, v = _draw(2, 2, queries, keys)
             case = _case(q, k, settings)
             plan = subject.plan(q, k, **settings)
-            try:
-                plan.validate()
-            except ValueError as error:
-                yield f"{case}: {error}"
-                return
+            _working(case, plan.validate)
             out = subject.attend(q, k, v, plan=plan, **settings)
             if not bool(out.isfinite().all()):
                 yield f"{case}: the answer has inf or NaN, as a bias of the plan is +inf"
@@ -286,15 +283,15 @@ def _valid(subject: _Subject) -> Iterator[str]:
 
 def _shapes(subject: _Subject) -> Iterator[str]:
     q, k, _ = _draw(3, 2, LENGTH)
-    others = {
+    others: dict[str, tuple[tuple[Tensor, Tensor], dict[str, Any]]] = {
         "other data": ((5 * q.flip(2), k.roll(3, 2)), {}),
         "equal tokens": ((torch.zeros_like(q), torch.zeros_like(k)), {}),
         "a key_mask": ((q, k), {"key_mask": _padding((LENGTH, 20, 0), LENGTH, "right")}),
     }
     for settings in subject.ways:
         want = {name: tuple(x.shape) for name, x in subject.plan(q, k, **settings).to_dict().items()}
-        for name, (inputs, masks) in others.items():
-            got = {name: tuple(x.shape) for name, x in subject.plan(*inputs, **masks, **settings).to_dict().items()}
+        for name, ((q2, k2), masks) in others.items():
+            got = {name: tuple(x.shape) for name, x in subject.plan(q2, k2, **masks, **settings).to_dict().items()}
             for field in want.keys() | got.keys():
                 if want.get(field) != got.get(field):
                     yield f"{field} has shape {want.get(field)} for some input and {got.get(field)} for {name}"
@@ -309,15 +306,15 @@ def _pads(subject: _Subject) -> Iterator[str]:
 
 
 def _names_padding(plan: Plan, query_mask: Tensor, key_mask: Tensor) -> str | None:
+    try:
+        check_padding(plan, key_mask, query_mask)
+    except ValueError as error:
+        return f"a mean holds padded tokens ({error})"
     counts = plan.to_dense()
     if bool(counts.permute(0, 3, 1, 2)[~key_mask].any()):
         return "padded keys are in its groups"
     if bool(counts.transpose(1, 2)[~query_mask].any()):
         return "padded queries are in its groups, or borrow an answer"
-    try:
-        check_padding(plan, key_mask, query_mask)
-    except ValueError as error:
-        return f"a mean holds padded tokens ({error})"
     return None
 
 
@@ -346,7 +343,11 @@ def _padded_cross_attention(subject: _Subject) -> Iterator[str]:
     queries, keys = (60, 11, 3), (33, 90, 1)
     q, k, v = _draw(3, 2, 60, 90)
     query_mask, key_mask = _padding(queries, 60, "left"), _padding(keys, 90, "right")
-    settings = {"query_mask": query_mask, "key_mask": key_mask, "causal_offset": torch.tensor(keys) - 60}
+    settings: dict[str, Any] = {
+        "query_mask": query_mask,
+        "key_mask": key_mask,
+        "causal_offset": torch.tensor(keys) - 60,
+    }
     plan = subject.plan(q, k, **settings)
     if named := _names_padding(plan, query_mask, key_mask):
         yield f"cross-attention with padding: {named}"
@@ -485,7 +486,7 @@ def _gradients(subject: _Subject) -> Iterator[str]:
 
 def _text(subject: _Subject) -> Iterator[str]:
     mechanism = subject.whole
-    if not (is_dataclass(mechanism) and type(mechanism).__dataclass_params__.frozen):  # type: ignore[attr-defined]
+    if not (is_dataclass(mechanism) and type(mechanism).__dataclass_params__.frozen):
         yield f"{type(mechanism).__name__} is not a frozen dataclass"
         return
     for form, text in (("string", str(mechanism)), ("JSON form", _working("to_json()", mechanism.to_json))):
@@ -507,7 +508,7 @@ def _backends(subject: _Subject) -> Iterator[str]:
         for side in ("right", "left", ""):
             for queries, keys in ((LENGTH, LENGTH),) if side else ((LENGTH, LENGTH), (17, 111), (0, 5), (5, 0), (1, 1)):
                 q, k, _ = (x.float() for x in _draw(3, 2, queries, keys))
-                masks = {"key_mask": _padding((LENGTH, 97, 3), LENGTH, side)} if side else {}
+                masks: dict[str, Any] = {"key_mask": _padding((LENGTH, 97, 3), LENGTH, side)} if side else {}
                 native, reference = (
                     subject.plan(q, k, backend=backend, **masks, **settings) for backend in ("native", "reference")
                 )
@@ -537,7 +538,10 @@ RULES: dict[str, tuple[Callable[[_Subject], Iterator[str]], str]] = {
         _lengths,
         "make tensors for the sizes that came, none included; clamp counts instead of assuming that there are enough.",
     ),
-    "valid": (_valid, "what each tensor of a plan may hold is written in Plan, Round and Means; biases are below +inf."),
+    "valid": (
+        _valid,
+        "what each tensor of a plan may hold is written in Plan, Round and Means; no bias is +inf.",
+    ),
     "shapes": (
         _shapes,
         "make tensors as large as the input could need and leave slots unused; nonzero(), unique() and a mask as an "
@@ -555,7 +559,7 @@ RULES: dict[str, tuple[Callable[[_Subject], Iterator[str]], str]] = {
     ),
     "causality": (
         _causality,
-        'make the plan with tokens.plan(), which hides the future from real rows; a mean sits at its last member; '
+        "make the plan with tokens.plan(), which hides the future from real rows; a mean sits at its last member; "
         '"strict" needs groups that are made from earlier tokens alone; otherwise declare "mask" or "none".',
     ),
     "determinism": (
@@ -563,7 +567,10 @@ RULES: dict[str, tuple[Callable[[_Subject], Iterator[str]], str]] = {
         "draw from a field `seed` and tokens.layer with a torch.Generator of your own, not from torch's.",
     ),
     "layers": (_layers, "layer is any int in [0, 2^24), a field `seed` any int in [0, 2^63)."),
-    "heads": (_heads, "use tokens.k, which has one head of keys for each head of queries; means of keys are per key head."),
+    "heads": (
+        _heads,
+        "use tokens.k, which has a head of keys for each head of queries; means of keys are per key head.",
+    ),
     "gradients": (
         _gradients,
         "no gradient flows through a plan: a bias must not depend smoothly on q or k, and must not be +inf.",
