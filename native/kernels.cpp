@@ -49,8 +49,20 @@ template <class... Parts>
     throw Malformed(text.str());
 }
 
+// Whether a plan names padding; if not, nobody need look at the masks again.
+struct Padding {
+    std::atomic<bool> queries{false}, keys{false};
+};
+
+// Whether rows[0 … count) hold one that `real` hides; rows behind the last real one are means.
+bool any_hidden(const int32_t* rows, int64_t count, const uint8_t* real, int64_t length) {
+    uint8_t all = 1;
+    for (int64_t s = 0; s < count; s++) all &= rows[s] >= length || real[rows[s]] != 0;
+    return !all;
+}
+
 // One head's part of a round.
-void check_round(const Call& call, size_t r, int64_t b, int64_t h, std::vector<uint8_t>& met) {
+void check_round(const Call& call, size_t r, int64_t b, int64_t h, std::vector<uint8_t>& met, Padding& padding) {
     const Round& round = call.rounds[r];
     std::string name = "rounds[" + std::to_string(r) + "]";
     int64_t groups = round.groups(), query_rows = call.num_queries + call.query_means.count();
@@ -91,11 +103,17 @@ void check_round(const Call& call, size_t r, int64_t b, int64_t h, std::vector<u
         for (int64_t s = from; s < to; s++)
             if (keys[s] < 0 || keys[s] >= key_rows)
                 refuse(name, ".key_order: expected indices in [0, ", key_rows, "), got ", keys[s]);
+        if (call.key_mask && any_hidden(keys + from, to - from, call.key_mask + b * call.num_keys, call.num_keys))
+            padding.keys.store(true, std::memory_order_relaxed);
+        // A group without keys may hold anybody.
+        if (call.query_mask && start[g] < stop[g] &&
+            any_hidden(rows + offsets[g], offsets[g + 1] - offsets[g], call.query_mask + b * call.num_queries, call.num_queries))
+            padding.queries.store(true, std::memory_order_relaxed);
     }
 }
 
-// Every segment must lie in `order`, and every row in [0, rows).
-void check_segments(const char* name, const Segments& segments, int64_t rows) {
+// Every segment must lie in `order`, and every row in [0, rows). A mean cannot leave out what a mask hides.
+void check_segments(const char* name, const Segments& segments, int64_t rows, const char* mask = "", const uint8_t* real = nullptr) {
     parallel_for(segments.count() ? segments.batch * segments.heads : 0, segments.threads, [&](int64_t bh, int) {
         int64_t b = bh / segments.heads, h = bh % segments.heads;
         const int32_t *start = segments.start.at(b, h), *stop = segments.stop.at(b, h), *order = segments.order.at(b, h);
@@ -107,6 +125,8 @@ void check_segments(const char* name, const Segments& segments, int64_t rows) {
             for (int64_t i = start[s]; i < stop[s]; i++)
                 if (order[i] < 0 || order[i] >= rows)
                     refuse(name, ".order: expected indices in [0, ", rows, "), got ", order[i]);
+            if (real && any_hidden(order + start[s], stop[s] - start[s], real + b * rows, rows))
+                refuse(mask, ": expected to be the mask that the plan's means were made with, got one that hides a row of a mean");
         }
     });
 }
@@ -155,17 +175,25 @@ void adopt_team(Team team) {
     adopted.store(team);
 }
 
-void check_plan(const Call& call) {
+void check_plan(Call& call) {
+    Padding padding;
     parallel_for(call.batch * call.heads, call.threads, [&](int64_t bh, int) {
         std::vector<uint8_t> met;
-        for (size_t r = 0; r < call.rounds.size(); r++) check_round(call, r, bh / call.heads, bh % call.heads, met);
+        for (size_t r = 0; r < call.rounds.size(); r++) check_round(call, r, bh / call.heads, bh % call.heads, met, padding);
     });
     if (call.self_keys)
-        for (int64_t i = 0; i < call.batch * call.num_queries; i++)
-            if (call.self_keys[i] < -1 || call.self_keys[i] >= call.num_keys)
-                refuse("self_keys: expected indices in [0, ", call.num_keys, "), got ", call.self_keys[i]);
-    check_segments("query_means", call.query_means, call.num_queries);
-    check_segments("key_means", call.key_means, call.num_keys);
+        for (int64_t i = 0; i < call.batch * call.num_queries; i++) {
+            int32_t key = call.self_keys[i];
+            if (key < -1 || key >= call.num_keys)
+                refuse("self_keys: expected indices in [0, ", call.num_keys, "), got ", key);
+            if (key == -1) continue;
+            if (call.key_mask && !call.key_mask[i / call.num_queries * call.num_keys + key]) padding.keys = true;
+            if (call.query_mask && !call.query_mask[i]) padding.queries = true;
+        }
+    check_segments("query_means", call.query_means, call.num_queries, "query_mask", call.query_mask);
+    check_segments("key_means", call.key_means, call.num_keys, "key_mask", call.key_mask);
+    if (!padding.queries) call.query_mask = nullptr;
+    if (!padding.keys) call.key_mask = nullptr;
 }
 
 void check_parts(const KmeansCall& call) {

@@ -6,6 +6,7 @@ out = coterie.attention(q, k, v, coterie.Smyrf(rounds=4, cluster_size=64))
 
 from coterie import nn
 from coterie._version import __version__
+from coterie.checking import Broken, Checked, check_mechanism
 from coterie.engine import Attended, backends, grouped_attention
 from coterie.fitting import Fit, fit
 from coterie.functional import attention, attention_varlen
@@ -34,6 +35,8 @@ from coterie.schedule import RoundsSchedule
 __all__ = [
     "AtLeast",
     "Attended",
+    "Broken",
+    "Checked",
     "Clustered",
     "Fit",
     "Full",
@@ -57,6 +60,7 @@ __all__ = [
     "attention",
     "attention_varlen",
     "backends",
+    "check_mechanism",
     "fit",
     "grouped_attention",
     "list_mechanisms",

@@ -148,7 +148,7 @@ def attention(
         observer(observe.Seen(q, k, v, mechanism, settings))
     for name, flag in (("is_causal", is_causal), ("enable_gqa", enable_gqa), ("return_lse", return_lse)):
         check_flag(name, flag)
-    check_transforms(q, k, v, attn_mask, key_mask, query_mask, causal_offset)
+    check_transforms(q, k, v, attn_mask, key_mask, query_mask, guests, causal_offset)
     q, k, v = autocast_tensors(q, k, v)
     sizes = check_tensors(q, k, v, enable_gqa=enable_gqa)
     check_dropout(dropout_p)
@@ -161,8 +161,8 @@ def attention(
     if split.key_mask is not None:
         key_mask = split.key_mask if key_mask is None else key_mask & split.key_mask
     query_mask = self_query_mask(query_mask, key_mask, sizes)
+    expect(guests is None or query_mask is not None, "guests", "a query_mask beside it", "none")
     chosen_backend = choose_backend(backend, q.device, q.dtype)
-    masks: dict[str, Tensor | None] = {"key_mask": None, "query_mask": None}
     given = plan is not None
     if plan is None:
         chosen = as_mechanism(mechanism)
@@ -181,13 +181,20 @@ def attention(
     else:
         _check_given_plan(plan, mechanism, is_causal, causal_offset)
         check_plan(plan, sizes, q.device)
-        answered = query_mask if query_mask is None or guests is None else query_mask | guests
-        masks = {"key_mask": key_mask, "query_mask": answered}
-    check_means(plan, split.pair_mask, **masks)
+    check_means(plan, split.pair_mask)
     if given or chosen_backend == "reference":  # the native engine checks for itself what it is about to read
         validate_plan(plan)
     attended = execute(
-        q, k, v, plan, split.pair_mask, backend=chosen_backend, scale=scale, dropout_p=dropout_p, **masks
+        q,
+        k,
+        v,
+        plan,
+        split.pair_mask,
+        backend=chosen_backend,
+        scale=scale,
+        dropout_p=dropout_p,
+        key_mask=key_mask,
+        query_mask=query_mask if query_mask is None or guests is None else query_mask | guests,
     )
     return attended if return_lse else attended.out
 

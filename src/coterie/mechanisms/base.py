@@ -220,6 +220,7 @@ class Mechanism(ABC):
         query_mask = self_query_mask(query_mask, key_mask, sizes)
         everyone = (torch.ones(sizes.batch, n, dtype=torch.bool, device=device) for n in (sizes.queries, sizes.keys))
         real_queries, real_keys = everyone
+        expect(guests is None or query_mask is not None, "guests", "a query_mask beside it", "none")
         guests = None if guests is None or query_mask is None else guests & ~query_mask
         planned = guests if self.per_query else None
         if query_mask is not None and planned is not None:
