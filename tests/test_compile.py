@@ -92,7 +92,7 @@ def test_causal_near_far_has_a_graph_for_each_number_of_levels():
 
 @pytest.mark.skipif(
     not os.environ.get("COTERIE_COMPILE_MATRIX"),
-    reason="COTERIE_COMPILE_MATRIX=1 compiles every mechanism in every setting (10 minutes)",
+    reason="COTERIE_COMPILE_MATRIX=1 compiles every mechanism in every setting, which takes long",
 )
 @pytest.mark.parametrize("dynamic", [True, None])
 @pytest.mark.parametrize("cross", [False, True])
@@ -168,10 +168,12 @@ def test_what_is_refused_is_refused_by_name_in_a_graph(spec):
 # --- models -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["bert", "llama"])
-def test_a_hugging_face_model_is_one_graph_for_all_lengths(name):
+@pytest.mark.parametrize(
+    ("name", "mechanism"), [("bert", "near-far:near=8"), ("llama", "smyrf:rounds=1,cluster_size=8")]
+)
+def test_a_hugging_face_model_is_one_graph_for_all_lengths(name, mechanism):
     family = next(f for f in FAMILIES if f.name == name)
-    model = coterie.hf.use(family.build(num_hidden_layers=1), "near-far:near=8,chunk=16")
+    model = coterie.hf.use(family.build(num_hidden_layers=1), mechanism)
     backend = Graphs("aot_eager")
     compiled = torch.compile(model, fullgraph=True, backend=backend, dynamic=None)
     settings = {"use_cache": False} if family.causal else {}

@@ -93,8 +93,8 @@ class Reformer(Mechanism):
         bucket_offsets = bucket_offsets.long()
         bucket_start, bucket_stop = bucket_offsets[..., :-1], bucket_offsets[..., 1:]
         chunks = (bucket_stop - bucket_start + self.chunk_size - 1) // self.chunk_size
-        # An empty bucket has one chunk too, for its queries.
-        first_group = torch.nn.functional.pad(chunks.clamp(min=1)[..., :-1].cumsum(-1), (1, 0))
+        chunks = chunks.clamp(min=1)  # an empty bucket has one too, for its queries
+        first_group = chunks.cumsum(-1) - chunks
         groups = capacity + buckets
         seen = self._keys_so_far(tokens, query_buckets, key_buckets, buckets)
         chunk = (seen - 1).clamp(min=0) // self.chunk_size
