@@ -378,7 +378,7 @@ def ops():
         for each in plan.rounds
         for x in (each.query_order, each.query_offsets, each.key_order, each.key_start, each.key_stop)
     ]
-    mask = torch.randn(1, 1, 20, 20, requires_grad=True)
+    mask = torch.randn(1, 1, 20, 1, requires_grad=True)  # a mean has no column of its own
     order = torch.arange(20, dtype=torch.int32).expand(1, 2, 20)
     start, stop = torch.zeros(1, 2, 1, dtype=torch.int32), torch.full((1, 2, 1), 7, dtype=torch.int32)
     lists = (rounds, [], [], [], [order, start, stop, stop], [0] * 10)

@@ -583,17 +583,3 @@ for timer in timers: timer.join()
 assert found and all(torch.equal(x, want_small) for x in found)
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
-
-
-# --- compiled and exported graphs ------------------------------------------------------------------------------------
-
-quiet = pytest.mark.filterwarnings("ignore")  # torch.compile warns about its own internals
-
-
-class Block(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.attention = coterie.nn.MultiheadAttention(32, 4, batch_first=True, mechanism="smyrf:cluster_size=8")
-
-    def forward(self, x):
-        return self.attention(x, x, x)[0]
