@@ -1,7 +1,7 @@
 """Fuzz the engine: `python -m tests.fuzz --seconds 10`, or `--count 1000000` for a night.
 
-Each instruction set that runs here gets a process of its own, as it is chosen when the module is loaded. A mismatch, a
-crash or a hang ends the run with the seed that replays it.
+Each instruction set that runs here gets a process of its own, as it is chosen when the module is loaded; as many at a
+time as there are cores. A mismatch, a crash or a hang ends the run with the seed that replays it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 KINDS = ("plans", "ops")
@@ -41,7 +42,8 @@ def main() -> int:
     kinds = [options.kind] if options.kind else list(KINDS)
     sets = [options.isa] if options.isa else _runnable()
     jobs = [(kind, isa) for kind in kinds for isa in sets]
-    return max(_supervise(kind, isa, options, jobs, sets) for kind, isa in jobs)
+    with ThreadPoolExecutor(os.cpu_count()) as cores:
+        return max(cores.map(lambda job: _supervise(*job, options, jobs, sets), jobs))
 
 
 def _runnable() -> list[str]:
@@ -62,7 +64,7 @@ def _supervise(kind: str, isa: str, options: argparse.Namespace, jobs: list[tupl
     else:
         seed += at << 40
     if options.seconds is not None:
-        command += ["--seconds", str(options.seconds / len(jobs))]
+        command += ["--seconds", str(options.seconds * min(os.cpu_count() or 1, len(jobs)) / len(jobs))]
     env = {**os.environ, "COTERIE_ISA": isa, "OMP_WAIT_POLICY": "passive"}
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "seed"
