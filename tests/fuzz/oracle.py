@@ -55,7 +55,11 @@ def attention(
     total = torch.where(met, weights.sum(-1), 1.0)
     out = (weights / total[..., None]) @ v
     lse = torch.where(met, top + total.log(), -math.inf)
-    return _merged(plan, out, lse, queries)
+    merged, size = _merged(plan, out, lse, queries)
+    if query_mask is None:
+        return merged, size
+    real = query_mask[:, None]  # padding says nothing, and borrows nothing
+    return torch.where(real[..., None], merged, 0), torch.where(real, size, -math.inf)
 
 
 def _behind(x: Tensor, means: Any, shared: int) -> tuple[Tensor, list[list[list[int]]] | None]:
