@@ -249,7 +249,7 @@ static void kmeans(const Tensor& x, const Tensor& order, const Tensor& start, co
     call.start = data_of<int32_t>("start", start, {call.batch, call.parts});
     call.stop = data_of<int32_t>("stop", stop, {call.batch, call.parts});
     call.counts = data_of<int64_t>("counts", counts, {call.batch, call.parts});
-    call.given = data_of<double>("given", given, centers);
+    call.given = data_of<double>("centroids", given, centers);
     call.unit = unit;
     call.per_head = per_head;
     call.seed = static_cast<uint64_t>(seed);

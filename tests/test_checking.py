@@ -377,10 +377,17 @@ class Partial(Good):
         return (-q if tokens.backend == "native" else q), k
 
 
+def enlist(cls, monkeypatch):
+    """Register it until the test ends."""
+    for table in ("_REGISTRY", "_FIELDS"):
+        monkeypatch.setattr(base, table, dict(getattr(base, table)))
+    coterie.register(cls.name)(cls)
+
+
 @pytest.mark.parametrize("cls", [Good, *ZOO], ids=lambda cls: cls.__name__)
 def test_each_animal_of_the_zoo_is_caught_by_the_rule_that_it_breaks(cls, monkeypatch):
     if cls is not Nameless:
-        monkeypatch.setitem(base._REGISTRY, cls.name, cls)
+        enlist(cls, monkeypatch)
     rules, says = ZOO.get(cls, (set(), ""))
     state = torch.random.get_rng_state()
     found = coterie.check_mechanism(cls())
@@ -404,14 +411,14 @@ def test_a_graph_break_is_caught_and_every_rule_has_an_animal(monkeypatch):
             assert float(tokens.q.sum()) < 1e9
             return super().build(tokens)
 
-    monkeypatch.setitem(base._REGISTRY, "peeking", Peeking)
+    enlist(Peeking, monkeypatch)
     found = coterie.check_mechanism("peeking", compile=True)
     assert [each.rule for each in found.broken] == ["compile"], found
     assert {"compile"}.union(*(rules for rules, _ in ZOO.values())) == set(RULES)
 
 
 def test_what_the_report_says(monkeypatch):
-    monkeypatch.setitem(base._REGISTRY, "paddedkeys", PaddedKeys)
+    enlist(PaddedKeys, monkeypatch)
     found = coterie.check_mechanism("paddedkeys:size=8")
     assert str(found).splitlines() == [
         "paddedkeys:size=8 breaks 1 of 13 rules",

@@ -476,6 +476,7 @@ INTERRUPTED = """
 import os, signal, threading, time
 import torch, coterie
 import torch._dynamo  # torch loads it at the first call of an op; it does not like to be interrupted
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 torch.set_num_threads({threads})
 generator = torch.Generator().manual_seed(0)
 q, k, v = (torch.randn(1, 2, {length}, 64, generator=generator) for _ in range(3))
@@ -537,6 +538,7 @@ PLANNED = """
 import os, signal, threading
 import torch, coterie
 import torch._dynamo
+signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(2)
 x = torch.randn(1, 2, 65_536, 64, generator=torch.Generator().manual_seed(0))
 mechanisms = {

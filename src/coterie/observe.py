@@ -31,8 +31,8 @@ class Seen:
         return out
 
     def planning(self) -> dict[str, Any]:
-        """Those of its arguments that a mechanism's `plan` takes."""
-        names = ("key_mask", "query_mask", "guests", "is_causal", "causal_offset", "scale", "layer", "backend")
+        """Those of its arguments that a mechanism's `plan` takes; without guests, whom no other query depends on."""
+        names = ("key_mask", "query_mask", "is_causal", "causal_offset", "scale", "layer", "backend")
         return {name: self.settings[name] for name in names}
 
 

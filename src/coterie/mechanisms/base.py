@@ -328,7 +328,9 @@ def _read(text: str) -> object:
 
 
 def _is_number(text: str) -> bool:
-    """Whether JSON takes a text for a number."""
+    """Whether JSON takes a text for a number, and Python does: there may be thousands of digits."""
+    if len(text) > 1000:
+        return False
     if text in ("NaN", "Infinity", "-Infinity"):
         return True
     mantissa, e, power = text.removeprefix("-").replace("E", "e").partition("e")

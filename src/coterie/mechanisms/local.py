@@ -20,17 +20,17 @@ def windowed(tokens: Tokens, window: tuple[int, int], query_mask: Tensor, key_ma
     """Blocks of neighbouring queries, each with the range of keys that the window of any of them reaches."""
     queries, keys = tokens.sizes.queries, tokens.sizes.keys
     blocks = max(2, ceil_div(queries, _BLOCK))  # 1 would be a graph of its own
-    edges = torch.arange(blocks + 1, device=tokens.device) * _BLOCK
+    edges = (torch.arange(blocks + 1, device=tokens.device) * _BLOCK).clamp(max=queries)
     query_order, _ = compact(query_mask)
     key_order, _ = compact(key_mask)
     low, high = window
     # Positions of the first and last query of a block, whether real or not: a superset that the window then cuts.
     first = edges[:-1] + tokens.offset[:, None]
-    last = edges[1:].clamp(max=queries) - 1 + tokens.offset[:, None]
+    last = edges[1:] - 1 + tokens.offset[:, None]
     reach = 0 if tokens.causal else -low
     return Round(
         query_order=tokens.per_head(query_order),
-        query_offsets=tokens.per_head(_ranks(query_mask, edges.clamp(max=queries).expand(tokens.sizes.batch, -1))),
+        query_offsets=tokens.per_head(_ranks(query_mask, edges.expand(tokens.sizes.batch, -1))),
         key_order=tokens.per_head(key_order),
         key_start=tokens.per_head(_ranks(key_mask, (first - high).clamp(0, keys))),
         key_stop=tokens.per_head(_ranks(key_mask, (last + reach + 1).clamp(0, keys))),
