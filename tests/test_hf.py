@@ -625,7 +625,8 @@ def test_compiles(name, whole):
     inputs = family.inputs("right")[0] | ({"use_cache": False} if family.causal else {})
     with torch.no_grad():
         want = model(**inputs).last_hidden_state
-        got = torch.compile(model, fullgraph=whole)(**inputs).last_hidden_state
+        backend = "inductor" if name == "bert" else "aot_eager"  # one is enough, and takes its time
+        got = torch.compile(model, fullgraph=whole, backend=backend)(**inputs).last_hidden_state
     close(got, want, 1e-4)
 
 
