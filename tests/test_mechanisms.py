@@ -451,6 +451,42 @@ def test_at_least_is_dense_below_and_the_other_from_there_on():
             assert torch.equal(found, coterie.attention(q, k, v, runs, is_causal=causal))
 
 
+@pytest.mark.parametrize("inner", ["near-far:near=9,chunk=16", "improved-clustered:clusters=5,topk=7", "topk:k=5"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_at_least_counts_the_keys_of_each_sample(inner, causal):
+    """Whatever a batch is padded to, and whichever way the bound is said."""
+    if causal and inner.startswith("improved"):
+        pytest.skip("improved-clustered attends through mean queries, which refuse is_causal")
+    lengths = [61, 40, 39, 7, 0]
+    q, k, v = (x.requires_grad_() for x in cases.tensors(5, 2, 61))
+    mask = cases.padding(5, 61, lengths)
+    for ask in ({"mechanism": f"{inner}@40"}, {"mechanism": inner, "dense_below": 40}):
+        out = coterie.attention(q, k, v, key_mask=mask, is_causal=causal, **ask)
+        grads = torch.autograd.grad(out.square().sum(), (q, k, v))
+        for b, length in enumerate(lengths):
+            alone = [x[b : b + 1, :, :length] for x in (q, k, v)]
+            runs = inner if length >= 40 else "full"
+            want = coterie.attention(*alone, runs, is_causal=causal)
+            cases.close(out[b : b + 1, :, :length], want)
+            for got, one in zip(grads, torch.autograd.grad(want.square().sum(), (q, k, v)), strict=True):
+                cases.close(got[b], one[b], loose=10)
+
+
+def test_guests_need_a_mask_of_queries_of_their_shape():
+    q, k, v = torch.randn(3, 1, 2, 20, 8).unbind(0)
+    guests = torch.zeros(1, 20, dtype=torch.bool)
+    for run in (
+        lambda **more: coterie.attention(q, k, v, "smyrf", **more),
+        lambda **more: coterie.Smyrf().plan(q, k, **more),
+    ):
+        with pytest.raises(ValueError, match="guests: expected a query_mask beside it, got none"):
+            run(guests=guests)
+        with pytest.raises(ValueError, match=r"guests: expected shape \(1, 20\), got \(1, 19\)"):
+            run(guests=guests[:, 1:], query_mask=~guests)
+        with pytest.raises(TypeError, match=r"guests: expected dtype torch.bool"):
+            run(guests=guests.int(), query_mask=~guests)
+
+
 def test_at_least_as_string_and_json():
     mechanism = coterie.AtLeast(128, coterie.NearFar(near=8))
     assert str(mechanism) == "near-far:near=8@128"
