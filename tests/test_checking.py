@@ -251,6 +251,11 @@ class Raw(Good):
         return torch.where(wild.any(-1).any(-1).any(-1)[:, None, None], -q, q), k
 
 
+@breaks("isolation", says="it declares per_query, and whom a query meets changes")
+class Sociable(Good):
+    per_query: ClassVar[bool] = True
+
+
 @breaks("isolation", says="changes q or k in place")
 class Scribbler(Good):
     def build(self, tokens):

@@ -85,7 +85,8 @@ def check_mechanism(mechanism: MechanismLike, *, compile: bool = False, position
     - `valid`: plans pass `validate()` and give finite answers;
     - `shapes`: shapes of the plan's tensors follow from the input's shapes, not from data or masks;
     - `padding`: padded tokens are in no group; a sample gets the plan and the answer that it would get alone;
-    - `isolation`: neither other samples nor what stands in the padding (NaN, inf) matter; inputs stay as they are;
+    - `isolation`: neither other samples nor what stands in the padding (NaN, inf) matter, nor other queries if it
+      declares `per_query`; inputs stay as they are;
     - `causality`: as declared, "mask", "strict" or "none";
     - `determinism`: the same plan for the same input, whatever torch was seeded with, and no draw from torch's
       generator; with `resample`, the same plan for the same seed of torch;
@@ -375,6 +376,12 @@ def _isolation(subject: _Subject) -> Iterator[str]:
         if not torch.equal(plan.to_dense()[others], subject.plan(*changed, **settings).to_dense()[others]):
             yield "the plan of one sample changes with another sample of the batch"
             return
+        if subject.mechanism.per_query:
+            half = torch.cat([q[:, :, : LENGTH // 2], 50 * q[:, :, LENGTH // 2 :].roll(3, 2)], 2)
+            met = (each.to_dense()[:, :, : LENGTH // 2] for each in (plan, subject.plan(half, k, **settings)))
+            if not torch.equal(*met):
+                yield "it declares per_query, and whom a query meets changes with other queries"
+                return
         mask = _padding((LENGTH, 97, 20), LENGTH, "right")
         settings = {**settings, "key_mask": mask}
         want, out = subject.plan(q, k, **settings), subject.attend(q, k, v, **settings)
@@ -555,7 +562,8 @@ RULES: dict[str, tuple[Callable[[_Subject], Iterator[str]], str]] = {
     "isolation": (
         _isolation,
         "sum and sort within a sample, never over the batch; plan from tokens.q and tokens.k, which are copies that "
-        "hold 0 for padding, not from tokens.raw_q and tokens.raw_k.",
+        "hold 0 for padding, not from tokens.raw_q and tokens.raw_k; per_query is for mechanisms that look at each "
+        "query alone.",
     ),
     "causality": (
         _causality,
