@@ -91,4 +91,5 @@ sanitize: setup
 		tests/test_engine.py -k "(test_native and (refuse or radix or threads or short_floats or hamming)) or \
 		(test_native and plans_equal and 111) or (test_engine and native and not memory and not on_average)" || exit 1; done
 	$(SANITIZED) $(BIN)/python -m pytest -q tests/test_invariance.py -k "native"
-	$(SANITIZED) $(BIN)/python -m tests.fuzz --seconds 120
+	$(SANITIZED) $(BIN)/python -m tests.fuzz --kind ops --count 100000
+	$(SANITIZED) $(BIN)/python -m tests.fuzz --kind plans --seconds 60
