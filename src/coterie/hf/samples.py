@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NoReturn
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from coterie.mechanisms import Full, Local, Mechanism, Tokens
+from coterie.mechanisms.at_least import Around
 from coterie.mixing import by_sample
 from coterie.plan import Plan
 
 
 @dataclass(frozen=True)
-class BySample(Mechanism):
+class BySample(Around):
     """A mechanism where it pays. Every pair in samples with fewer keys than `length` or at most `few` queries; the
     layer's own window, exactly, in samples that are longer than it reaches.
 
@@ -30,19 +31,6 @@ class BySample(Mechanism):
     window: int
 
     name: ClassVar[str] = "by-sample"
-
-    @property
-    def causality(self) -> str:  # type: ignore[override]
-        """That of the inner mechanism."""
-        return self.inner.causality
-
-    @property
-    def per_query(self) -> bool:  # type: ignore[override]
-        """That of the inner mechanism; the others are."""
-        return self.inner.per_query
-
-    def refuse_causality(self) -> NoReturn:
-        self.inner.refuse_causality()
 
     def dense(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Samples where every pair meets, (B,) bool, by the masks of their tokens."""

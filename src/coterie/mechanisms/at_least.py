@@ -14,8 +14,32 @@ from coterie.mixing import by_sample
 from coterie.plan import Plan
 
 
+class Around(Mechanism):
+    """A mechanism around another one, in the place of which it declares what that declares."""
+
+    inner: Mechanism
+
+    @property
+    def causality(self) -> str:  # type: ignore[override]
+        """That of the inner mechanism."""
+        return self.inner.causality
+
+    @property
+    def per_query(self) -> bool:  # type: ignore[override]
+        """That of the inner mechanism; dense attention is."""
+        return self.inner.per_query
+
+    @property
+    def resample(self) -> bool:
+        """Whether the inner mechanism draws anew at every call."""
+        return bool(getattr(self.inner, "resample", False))
+
+    def refuse_causality(self) -> NoReturn:
+        self.inner.refuse_causality()
+
+
 @dataclass(frozen=True)
-class AtLeast(Mechanism):
+class AtLeast(Around):
     """Another mechanism where there are at least `length` keys, every pair below: short inputs are faster dense.
 
     Written "near-far:near=64@1024" in strings. Each sample of a padded batch counts its own keys, so that it gets what
@@ -44,21 +68,6 @@ class AtLeast(Mechanism):
         expect_type(isinstance(self.inner, Mechanism), "inner", "a Mechanism", type(self.inner).__name__)
         expect_type(not isinstance(self.inner, AtLeast), "inner", "one that is not an AtLeast itself", self.inner)
 
-    @property
-    def causality(self) -> str:  # type: ignore[override]
-        """That of the inner mechanism."""
-        return self.inner.causality
-
-    @property
-    def per_query(self) -> bool:  # type: ignore[override]
-        """That of the inner mechanism; dense attention is."""
-        return self.inner.per_query
-
-    @property
-    def resample(self) -> bool:
-        """Whether the inner mechanism draws anew at every call."""
-        return bool(getattr(self.inner, "resample", False))
-
     def plan(self, q: Tensor, k: Tensor, **settings: Any) -> Plan:
         """As in `Mechanism`; what does not run need not be able to do what is asked."""
         if k.ndim == 4 and k.shape[2] < self.length:
@@ -70,9 +79,6 @@ class AtLeast(Mechanism):
     def build(self, tokens: Tokens) -> Plan:
         long = tokens.real_keys[1] >= self.length
         return by_sample(long, lambda: self.inner.build(tokens), lambda: Full().build(tokens))
-
-    def refuse_causality(self) -> NoReturn:
-        self.inner.refuse_causality()
 
     def to_dict(self) -> dict[str, Any]:
         return {**self.inner.to_dict(), "at_least": self.length}
