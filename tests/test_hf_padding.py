@@ -144,6 +144,53 @@ def test_a_mask_of_pairs_tells_padding_too():
     )
 
 
+@pytest.mark.parametrize("mechanism", ["smyrf:rounds=2,cluster_size=8", "near-far:near=9", "topk:k=9"])
+def test_a_model_that_writes_ten_thousand_for_infinity(mechanism: str):
+    """MarkupLM makes its own mask of keys, of −10,000; it is a mask of keys all the same."""
+    config = transformers.MarkupLMConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=48,
+        max_xpath_tag_unit_embeddings=8,
+        max_xpath_subs_unit_embeddings=8,
+        tag_pad_id=7,
+        subs_pad_id=7,
+        xpath_unit_hidden_size=8,
+        max_depth=4,
+    )
+    torch.manual_seed(0)
+    model = transformers.MarkupLMModel(config).eval()
+    for name, weight in model.named_parameters():
+        if "query.weight" in name or "key.weight" in name:
+            weight.data.mul_(8)
+    coterie.hf.use(model, mechanism)
+    check(*encode(BY_NAME["bert"], model, "right"))
+
+
+@pytest.mark.parametrize("hidden_by", [-1e4, -1e9, float("-inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_float_mask_of_pairs_tells_padding_however_it_writes_infinity(hidden_by: float, dtype: torch.dtype):
+    model = coterie.hf.use(BY_NAME["bert"].build().to(dtype), "smyrf:rounds=2,cluster_size=8")
+    texts = [rows(61, 0), rows(44, 1)]
+    ids, mask = padded(texts, "right", pad=1)
+    pairs = torch.where(mask.bool(), 0.0, hidden_by)[:, None, None, :].expand(2, 1, 61, 61).to(dtype)
+    found = hidden(model, input_ids=ids, attention_mask=pairs.contiguous())
+    alone = hidden(model, input_ids=texts[1])
+    check(found[1:].float(), mask[1:], [alone.float()], 1e-5 if dtype == torch.float32 else 0.1)
+
+
+@pytest.mark.parametrize("name", ["modernbert", "gemma3"])
+def test_full_keeps_a_window_at_padded_queries_too(name: str):
+    family = BY_NAME[name]
+    texts = [rows(count, seed) for seed, count in enumerate(LENGTHS)]
+    ids, mask = padded(texts, "right", pad=1)
+    dense, full = (coterie.hf.use(family.build(), spec) for spec in ("dense", "full"))
+    want, got = (hidden(model, input_ids=ids, attention_mask=mask) for model in (dense, full))
+    torch.testing.assert_close(got[:, :30], want[:, :30], rtol=1e-4, atol=1e-4)  # from there on some see nobody
+
+
 @pytest.mark.parametrize("mechanism", [*MEANS, *OTHERS])
 def test_what_padding_says_changes_nobody_and_comes_from_the_keys_that_its_host_meets(mechanism: str):
     """Guests: real rows are the same to the bit with and without them; each guest's answer is made of real values."""

@@ -103,3 +103,34 @@ def test_another_implementation_after_use_is_an_error_that_says_undo(name):
         coterie.hf.use(model, "full")  # or use again
         for got, want in zip(family.answers(model, "none"), dense, strict=True):
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_a_wrapper_that_calls_forward_itself_is_watched_all_the_same(sentences):
+    """sentence-transformers does: what a model's own hooks would tell is told by those of its parts."""
+    text = " ".join(f"w{i % 92}" for i in range(700))
+    coterie.hf.use(sentences, NEAR_FAR)
+    sentences.max_seq_length = 600
+    with pytest.raises(ValueError, match=r"this model has 512 positions, and the input has 600 tokens"):
+        sentences.encode([text])
+    sentences.max_seq_length = 300
+    sentences.encode([text])
+    next(part for part in sentences.modules() if hasattr(part, "set_attn_implementation")).set_attn_implementation(
+        "sdpa"
+    )
+    with pytest.raises(RuntimeError, match=r"set_attn_implementation\('sdpa'\).*coterie.hf.undo"):
+        sentences.encode([text])
+
+
+@pytest.mark.parametrize("outer_first", [True, False])
+def test_a_model_and_a_part_of_it_are_not_both_taken(outer_first, tmp_path):
+    config = transformers.BertConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, vocab_size=99
+    )
+    model = transformers.BertForSequenceClassification(config).eval()
+    first, second = (model, model.bert) if outer_first else (model.bert, model)
+    coterie.hf.use(first, NEAR_FAR)
+    with pytest.raises(ValueError, match=r"by way of a part of it, or of a model around it: undo it there, got Bert"):
+        coterie.hf.use(second, "local:window=5")
+    coterie.hf.undo(first)
+    coterie.hf.use(second, "local:window=5")
+    assert {layer.runs for layer in coterie.hf.describe(second)} == {"local:window=5"}

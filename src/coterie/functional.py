@@ -107,7 +107,7 @@ def attention(
         query_mask: (B, Nq) bool. Padded queries give 0. With Nq = Nk and only a key mask, it is taken for the queries
             too; in cross-attention between equal lengths, pass the queries' own mask.
         guests: (B, Nq) bool: queries outside of `query_mask` that are answered all the same, and that no other query's
-            answer depends on, as padding that a model reads; see `Mechanism.plan`.
+            answer depends on, as padding that a model reads; see `Mechanism.plan`. A given plan must seat them itself.
         dropout_p: probability of dropping a pair's weight, applied whenever it is > 0, as in SDPA.
         is_causal: query i sees keys ≤ i + causal_offset; a query that would see nobody attends to itself.
         causal_offset: an int or (B,) integers. The default is Nk − Nq, bottom right, as generation with a cache
@@ -180,6 +180,7 @@ def attention(
         )
     else:
         _check_given_plan(plan, mechanism, is_causal, causal_offset)
+        expect(dense_below == 0, "dense_below", "0 with a plan, which is used as it is", dense_below)
         check_plan(plan, sizes, q.device)
     check_means(plan, split.pair_mask)
     if given or chosen_backend == "reference":  # the native engine checks for itself what it is about to read

@@ -14,9 +14,10 @@ from coterie.functional import attention
 from coterie.hf import choice, turn
 from coterie.hf.masks import Rules, coterie_mask
 from coterie.hf.samples import BySample
-from coterie.mechanisms import AtLeast, Mechanism
+from coterie.mechanisms import AtLeast, Full, Mechanism
 
 NAME = "coterie"
+HIDDEN = -9_000.0  # what a float mask hides; some models write −10,000 for −inf, which is −9,984 in bfloat16
 FEW_QUERIES = 16  # so few queries, as in decoding, are answered densely: there is nothing to group
 
 # What models pass along that changes nothing here.
@@ -100,7 +101,7 @@ def _who(call: Call, rules: Rules | None, pairs: Tensor | None) -> Who:
         keys, answered = rules.real, rules.answered(count)
     else:  # a token that nobody may look at is padding
         assert pairs is not None
-        seen = pairs if pairs.dtype == torch.bool else pairs > torch.finfo(pairs.dtype).min
+        seen = pairs if pairs.dtype == torch.bool else pairs > HIDDEN
         keys, answered = seen.any(1).any(1).expand(batch, call.k.shape[2]), everyone
     if rules is not None and rules.causal:
         queries = rules.real_queries(count)
@@ -125,7 +126,7 @@ def _runs(mechanism: Mechanism | None, who: Who, rules: Rules | None) -> Mechani
     if torch.compiler.is_compiling():
         return mixed
     windowed, dense = mixed.windowed(who.keys, causal), mixed.dense(who.queries, who.keys)
-    if bool(windowed.all()):
+    if bool(windowed.all()) or (bool(windowed.any()) and isinstance(inner, Full)):  # which is the same, guests included
         return mixed.local(causal)
     if bool((dense & ~windowed).all()):
         return None
@@ -173,6 +174,8 @@ def _clustered(
     call: Call, mechanism: Mechanism, who: Who, rules: Rules | None, pairs: Tensor | None, bias: Tensor | None
 ) -> Tensor:
     settings: dict[str, Any] = {"key_mask": who.keys, "query_mask": who.queries}
+    if pairs is not None and pairs.is_floating_point():
+        pairs = pairs.masked_fill(pairs <= HIDDEN, float("-inf"))
     if torch.compiler.is_compiling() or bool(who.guests.any()):
         settings["guests"] = who.guests
     placed = rules is not None and (rules.causal or rules.window)

@@ -21,15 +21,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import masking_utils
-from transformers.masking_utils import (
-    bidirectional_mask_function,
-    causal_mask_function,
-    prepare_padding_mask,
-    sdpa_mask,
-)
+from transformers.masking_utils import causal_mask_function, prepare_padding_mask, sdpa_mask
 
 from coterie.hf import turn
+from coterie.hf.symbols import band_of
 
 _ROWS = {True: 4, False: 3}  # causal or not
 _DIGIT = 2**14  # positions are written with two of these
@@ -139,35 +134,16 @@ def coterie_mask(
 
 def _rule(function: Callable[..., Any]) -> tuple[bool, int] | None:
     """(causal, window) if a mask function is no more than that. What is not recognised is no rule."""
-    found = _parts(function)
-    causal = any(part is causal_mask_function for part in found)
-    overlay = "sliding_window_overlay" if causal else "sliding_window_bidirectional_overlay"  # as the rule is meant
-    others = [part for part in found if part is not causal_mask_function and part is not bidirectional_mask_function]
-    sizes = [_closure(part, overlay, "sliding_window") for part in others]
-    if None in sizes or len(sizes) > 1:
+    band = band_of(function)
+    if band is None:
         return None
-    return causal, sum(sizes)
-
-
-def _parts(function: Callable[..., Any]) -> list[Callable[..., Any]]:
-    """The functions that a mask function is the intersection of."""
-    inner = _closure(function, "and_masks", "mask_functions")
-    return [function] if inner is None else [part for each in inner for part in _parts(each)]
-
-
-def _closure(function: Callable[..., Any], maker: str, name: str) -> Any:
-    """The variable `name` of a function that transformers' `maker` made; None for others."""
-    if getattr(function, "__code__", None) is not _MADE_BY[maker]:
-        return None
-    cells = function.__closure__ or ()
-    return cells[_MADE_BY[maker].co_freevars.index(name)].cell_contents
-
-
-_MADE_BY = {
-    "and_masks": masking_utils.and_masks().__code__,
-    "sliding_window_overlay": masking_utils.sliding_window_overlay(1).__code__,
-    "sliding_window_bidirectional_overlay": masking_utils.sliding_window_bidirectional_overlay(1).__code__,
-}
+    if band.low is None and band.high is None:
+        return False, 0
+    if band.low == 0:
+        return (True, 0) if band.high is None else (True, band.high + 1) if band.high >= 0 else None
+    if band.low is not None and band.high is not None and -band.low == band.high > 0:
+        return False, band.high
+    return None
 
 
 def _check_model(config: Any) -> None:

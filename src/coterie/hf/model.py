@@ -6,7 +6,7 @@ import copy
 import inspect
 import re
 from collections.abc import Iterable, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -52,7 +52,6 @@ class _State(NamedTuple):
 
     before: list[tuple[Any, str]]  # configs, and the implementation that each had
     hooks: list[Any]
-    table: Table | None  # of positions
 
 
 def use(
@@ -289,6 +288,13 @@ def _wanted(mechanism: Any, layers: Iterable[int] | None, sites: list[_Site]) ->
 def _take_over(model: PreTrainedModel, sites: list[_Site]) -> None:
     """Point every attention module at Coterie, dense until a mechanism is chosen, and watch the first calls."""
     if _STATE not in model.__dict__:
+        taken = [site.name for site in sites if _NAME in site.module.__dict__]
+        expect(
+            not taken,
+            "model",
+            "one that coterie.hf.use was not called on by way of a part of it, or of a model around it: undo it there",
+            f"{type(model).__name__} with {', '.join(taken[:3])} taken",
+        )
         configs = _configs(model, sites)
         mixed = sorted(name for name, config in _others(model) if any(config is each for each in configs))
         expect(
@@ -304,11 +310,15 @@ def _take_over(model: PreTrainedModel, sites: list[_Site]) -> None:
             for c in _configs(model, sites)
         ]
         hooks = [model.register_forward_pre_hook(_before_forward, with_kwargs=True)]
+        table = learned_positions(model)
+        if table is not None:
+            hooks.append(table.owner.register_forward_pre_hook(partial(_before_positions, table), with_kwargs=True))
         for site in sites:
             choice.put(site.module, None, site.number, site.kind)
             site.module.__dict__[_NAME] = site.name
+            hooks.append(site.module.register_forward_pre_hook(_before_attention))
             hooks.append(site.module.register_forward_hook(_after_attention))
-        model.__dict__[_STATE] = _State(before, hooks, learned_positions(model))
+        model.__dict__[_STATE] = _State(before, hooks)
     for config in _configs(model, sites):
         config._attn_implementation = NAME
 
@@ -322,6 +332,16 @@ def _own_configs(model: PreTrainedModel) -> None:
             module.config = copies[id(config)] if id(config) in copies else copy.deepcopy(config, copies)
 
 
+def _before_attention(module: Any, inputs: Any) -> None:
+    """Some wrappers call a model's `forward` itself, past what watches the whole of it; they all come by here."""
+    now = module.config._attn_implementation
+    if now != NAME:
+        raise RuntimeError(
+            f"set_attn_implementation({now!r}) was called after coterie.hf.use, which chose a mechanism for this "
+            "model: call coterie.hf.undo(model) to take it out, or coterie.hf.use again."
+        )
+
+
 def _after_attention(module: nn.Module, inputs: Any, output: Any) -> None:
     """Check that the attention of a module has reached Coterie."""
     if not torch.compiler.is_compiling() and choice.calls(module) == 0:
@@ -333,20 +353,17 @@ def _after_attention(module: nn.Module, inputs: Any, output: Any) -> None:
 
 def _before_forward(model: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
     """What can be told before anything is computed."""
-    for config, _ in model.__dict__[_STATE].before:
-        if config._attn_implementation != NAME:
-            raise RuntimeError(
-                f"set_attn_implementation({config._attn_implementation!r}) was called after coterie.hf.use, which "
-                "chose a mechanism for this model: call coterie.hf.undo(model) to take it out, or coterie.hf.use again."
-            )
     if named.get("output_attentions") or getattr(model.config, "output_attentions", False):
         raise ValueError(
             "output_attentions: clustered attention never has the matrix of weights; "
             "load the model with attn_implementation='eager' to get it."
         )
+
+
+def _before_positions(table: Table, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+    """Tokens that there is no position for."""
     tokens = named.get("input_ids", inputs[0] if inputs else None)
-    table = model.__dict__[_STATE].table
-    if table is not None and isinstance(tokens, torch.Tensor) and tokens.ndim == 2 and tokens.shape[1] > table.limit:
+    if isinstance(tokens, torch.Tensor) and tokens.ndim == 2 and tokens.shape[1] > table.limit:
         raise ValueError(
             f"this model has {table.limit} positions, and the input has {tokens.shape[1]} tokens; "
             f"coterie.hf.extend_positions(model, {tokens.shape[1]}) interpolates them (fine-tune after that)."

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, NoReturn
 
 from torch import Tensor
 
+from coterie.arguments import readable
 from coterie.errors import expect_int, expect_type
 from coterie.mechanisms.base import Mechanism, Tokens
 from coterie.mechanisms.full import Full
@@ -72,9 +73,11 @@ class AtLeast(Around):
         """As in `Mechanism`; what does not run need not be able to do what is asked."""
         if k.ndim == 4 and k.shape[2] < self.length:
             return Full().plan(q, k, **settings)
-        if settings.get("key_mask") is None:
+        mask = settings.get("key_mask")
+        if not isinstance(mask, Tensor):
             return self.inner.plan(q, k, **settings)
-        return super().plan(q, k, **settings)
+        all_short = readable(mask) and not bool((mask.sum(-1) >= self.length).any())
+        return Full().plan(q, k, **settings) if all_short else super().plan(q, k, **settings)
 
     def build(self, tokens: Tokens) -> Plan:
         long = tokens.real_keys[1] >= self.length
