@@ -72,6 +72,43 @@ def test_run_embeds_with_a_fitted_model(fitted, tmp_path):
     assert answer["tokens"] > 100
 
 
+def test_run_says_how_much_of_a_text_it_reads(tmp_path):
+    from coterie.cli import console
+
+    (tmp_path / "text.txt").write_text("Clustered attention. " * 400)
+    said = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(console.err, "_file", said)
+        coterie("run", "demo", "--text", tmp_path / "text.txt", "--length", 100)
+        coterie("run", "demo", "--text", tmp_path / "text.txt", "--length", 512)
+    assert "the first 100 tokens of about 1," in said.getvalue()
+    assert "the first 512 tokens of about 1," in said.getvalue()
+    complaint = coterie("run", "demo", "--text", tmp_path / "text.txt", "--length", 4096, fails=1)
+    assert "has 512 positions, so a length of 4096 tokens is too long" in " ".join(complaint.split())
+
+
+def test_a_folder_without_its_tokenizer_is_not_fitted_on_unknown_words(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"dim": 32, "hidden_dim": 48, "n_heads": 4, "n_layers": 2}
+    transformers.DistilBertModel(transformers.DistilBertConfig(**sizes)).save_pretrained(tmp_path)
+    complaint = coterie("fit", tmp_path, "--lengths", "64", fails=1)
+    assert "its files are missing from the folder" in " ".join(complaint.split()) or "could not be loaded" in complaint
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
+def test_what_a_fit_found_is_told_before_it_is_written():
+    from coterie.cli import main
+
+    said, complained = io.StringIO(), io.StringIO()
+    arguments = ["fit", "demo", "--lengths", "48", "--sequences", "3", "--fidelity", "0.9", "--save", "/dev/full"]
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(said), redirect_stderr(complained):
+        patch.setattr(sys, "argv", ["coterie", *arguments])
+        with pytest.raises(SystemExit):
+            main()
+    assert "on held-out text" in said.getvalue()
+    assert "No space left" in complained.getvalue()
+
+
 def test_fit_prints_json():
     found = json.loads(coterie("fit", "demo", "--lengths", "40", "--sequences", "2", "--json"))
     assert set(found["modules"]) == {f"encoder.layer.{i}.attention.self" for i in range(6)}

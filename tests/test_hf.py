@@ -239,6 +239,40 @@ def test_left_padding_changes_nothing_in_a_causal_model():
         close(got, model(input_ids=ids).last_hidden_state[0])
 
 
+def test_what_a_mask_function_computes_is_asked_with_symbols():
+    m, rule = transformers.masking_utils, coterie.hf.masks._rule
+    window = m.sliding_window_bidirectional_overlay(4)
+    assert rule(m.causal_mask_function) == (True, 0)
+    assert rule(m.bidirectional_mask_function) == (False, 0)
+    assert rule(m.sliding_window_causal_mask_function(4)) == (True, 4)
+    assert rule(m.sliding_window_bidirectional_mask_function(4)) == (False, 4)
+    assert rule(m.and_masks(m.causal_mask_function, window)) == (True, 5)
+    assert rule(lambda b, h, q, k: q - k + 3 > 3) is None  # strictly before itself
+    assert rule(lambda b, h, q, k: abs(k - q) < 9) == (False, 8)
+    segments = torch.zeros(2, 9)
+    for no_rule in (
+        m.sliding_window_overlay(4),
+        m.chunked_causal_mask_function(4, torch.zeros(2)),
+        m.and_masks(m.causal_mask_function, m.packed_sequence_mask_function(segments)),
+        m.or_masks(m.causal_mask_function, m.bidirectional_mask_function),
+        lambda b, h, q, k: (k <= q) if b != 3 else (k > q),
+        lambda b, h, q, k: (k <= q) if q else (k > q),
+        lambda b, h, q, k: k <= 5,
+        lambda b, h, q, k: k <= 2 * q,
+        lambda b, h, q, k: k <= q % 7,
+        lambda b, h, q, k: k == q,
+        lambda b, h, q, k: abs(q) <= 4,
+        lambda b, h, q, k: abs(q - k) - 1 <= 4,
+        lambda b, h, q, k: abs(q - k) <= q,
+        lambda b, h, q, k: k + abs(q - k) <= 4,
+        lambda b, h, q, k: (k <= q) & (segments[b, k] == 0),
+        lambda b, h, q, k: (k <= q) & True,
+        lambda b, h, q, k: k <= q + 0.5,
+        lambda b, h, q, k: True,
+    ):
+        assert rule(no_rule) is None
+
+
 def test_what_is_no_rule_is_a_mask_of_pairs():
     """Windows that are meant otherwise, or two at once: each is the mask that transformers itself would make."""
     m = transformers.masking_utils
@@ -616,9 +650,8 @@ def test_gradient_checkpointing_gives_the_same_gradients(name):
         close(found[1][name], want)
 
 
-@pytest.mark.parametrize(("name", "whole"), [("bert", True), ("llama", True), ("gemma3", False)])
-def test_compiles(name, whole):
-    """A sliding window is recognised outside of the graph, so that it is not whole."""
+@pytest.mark.parametrize("name", ["bert", "llama", "gemma3", "modernbert"])
+def test_compiles(name):
     torch._dynamo.reset()
     family = BY_NAME[name]
     model = coterie.hf.use(family.build(), "near-far:near=8,chunk=16")
@@ -626,7 +659,7 @@ def test_compiles(name, whole):
     with torch.no_grad():
         want = model(**inputs).last_hidden_state
         backend = "inductor" if name == "bert" else "aot_eager"  # one is enough, and takes its time
-        got = torch.compile(model, fullgraph=whole, backend=backend)(**inputs).last_hidden_state
+        got = torch.compile(model, fullgraph=True, backend=backend)(**inputs).last_hidden_state
     close(got, want, 1e-4)
 
 

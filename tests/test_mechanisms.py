@@ -472,6 +472,23 @@ def test_at_least_counts_the_keys_of_each_sample(inner, causal):
                 cases.close(got[b], one[b], loose=10)
 
 
+def test_at_least_needs_of_the_other_only_what_runs():
+    q = torch.randn(2, 2, 40, 8)
+    mask = cases.padding(2, 40, [20, 7])
+    clustered = coterie.as_mechanism("clustered:clusters=3@30")
+    want = coterie.attention(q, q, q, "full", key_mask=mask, is_causal=True)
+    assert torch.equal(coterie.attention(q, q, q, clustered, key_mask=mask, is_causal=True), want)
+    with pytest.raises(ValueError, match="is_causal: expected False for 'clustered'"):
+        coterie.attention(q, q, q, clustered, key_mask=cases.padding(2, 40, [30, 7]), is_causal=True)
+
+
+def test_a_given_plan_is_used_as_it_is():
+    q = torch.randn(1, 2, 40, 8)
+    plan = coterie.Local(window=3).plan(q, q)
+    with pytest.raises(ValueError, match="dense_below: expected 0 with a plan, which is used as it is, got 99"):
+        coterie.attention(q, q, q, None, plan=plan, dense_below=99)
+
+
 def test_guests_need_a_mask_of_queries_of_their_shape():
     q, k, v = torch.randn(3, 1, 2, 20, 8).unbind(0)
     guests = torch.zeros(1, 20, dtype=torch.bool)

@@ -105,19 +105,22 @@ def fit_command(
             seed=seed,
             progress=tell,
         )
-        if save is not None:
-            found.save(save)
+        pictures = None
         if out_file is not None:
             from coterie.report import Pictures, write
 
             pictures = Pictures.of(loaded.model, found, held_out[-1], tell)
-            write(out_file, found, pictures, model=loaded.name, command=shlex.join(["coterie", *sys.argv[1:]]))
+    # What was found is told first: a disk may be full by now.
     if as_json:
         print_json(found.to_dict())
     else:
         _show(found, loaded.name)
-        for path in filter(None, (save, out_file)):
-            wrote(path)
+    if save is not None:
+        found.save(save)
+    if out_file is not None and pictures is not None:
+        write(out_file, found, pictures, model=loaded.name, command=shlex.join(["coterie", *sys.argv[1:]]))
+    for path in filter(None, (save, out_file)) if not as_json else ():
+        wrote(path)
     if not found.holds:
         raise typer.Exit(3)  # 2 is a wrong option
 
@@ -171,12 +174,15 @@ def run(
         if fitted is not None:
             _read_fit(fitted).apply(loaded.model)
     room = inputs.position_limit(loaded.model)
+    if length is not None:
+        inputs.check_length(loaded, length)
     limit = min(filter(None, (length, room)), default=None)
     if loaded.speaks and room is not None:
         if new_tokens >= room:
             raise UserError(f"--new-tokens must be below the {room} positions of {loaded.name}, not {new_tokens}.")
         limit = min(limit or room, room - new_tokens)
     settings = {"truncation": True, "max_length": limit} if limit else {}
+    whole = len(inputs.encode(loaded, source))
     batch = loaded.tokenizer(source, return_tensors="pt", verbose=False, **settings)
     batch = {key: batch[key] for key in ("input_ids", "attention_mask")}
     start = time.perf_counter()
@@ -194,7 +200,8 @@ def run(
         out.print(shown(answer), markup=False)
     else:
         out.print(" ".join(f"{x:.4f}" for x in answer), markup=False)
-    err.print(f"{tokens:,} tokens in {taken:.2f} s")
+    first = f"the first {tokens:,} tokens of about {whole:,}" if tokens < whole else f"{tokens:,} tokens"
+    err.print(f"{first} in {taken:.2f} s")
 
 
 def _read_fit(path: Path) -> Fit:

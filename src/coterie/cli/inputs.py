@@ -127,16 +127,11 @@ def documentation() -> str:
 
 def cut(loaded: Loaded, text: str, lengths: list[int], count: int, together: int = 1) -> tuple[list[Any], list[Any]]:
     """Batches of `together` sequences, `count` sequences of each length: two thirds to fit on, the others held out."""
-    limit = position_limit(loaded.model)
     for length in lengths:
-        if limit is not None and length > limit:
-            raise UserError(
-                f"{loaded.name} has {limit} positions, so a length of {length} tokens is too long for it; "
-                "a learned table of positions can be stretched with --extend-positions."
-            )
+        check_length(loaded, length)
     before, after = _special(loaded.tokenizer)
     special = len(before) + len(after)
-    ids = loaded.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    ids = encode(loaded, text)
     needed = sum((length - special) * count for length in lengths)
     if min(lengths) <= special:
         raise UserError(f"--lengths must be more than the {special} special tokens of {loaded.name}.")
@@ -158,6 +153,29 @@ def cut(loaded: Loaded, text: str, lengths: list[int], count: int, together: int
             for stacked in torch.stack(part).split(together):
                 batches.append({"input_ids": stacked, "attention_mask": torch.ones_like(stacked)})
     return fitted, held_out
+
+
+def check_length(loaded: Loaded, length: int) -> None:
+    """A model must have so many positions."""
+    limit = position_limit(loaded.model)
+    if limit is not None and length > limit:
+        raise UserError(
+            f"{loaded.name} has {limit} positions, so a length of {length} tokens is too long for it; "
+            "a learned table of positions can be stretched with --extend-positions."
+        )
+
+
+def encode(loaded: Loaded, text: str) -> list[int]:
+    """The text's tokens without special ones. A folder without its tokenizer's files gets one that knows no word."""
+    tokenizer = loaded.tokenizer
+    ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    unknown = ids.count(tokenizer.unk_token_id) if tokenizer.unk_token_id is not None else 0
+    if unknown > len(ids) / 2:
+        raise UserError(
+            f"the tokenizer of {loaded.name} knows {len(ids) - unknown:,} of the text's {len(ids):,} tokens: its files "
+            "are missing from the folder, or the text is in another language."
+        )
+    return ids
 
 
 def _special(tokenizer: Any) -> tuple[list[int], list[int]]:
