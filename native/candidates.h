@@ -31,8 +31,11 @@ struct Candidates {
     }
 };
 
-// A bound on the error of a float32 product of vectors of these lengths.
-inline float doubt(double a, double b, int64_t dim) { return static_cast<float>(4e-7 * (8 + std::sqrt(double(dim))) * a * b + 1e-30); }
+// A bound on the error of a float32 product of vectors of these lengths; inf where it, or a part of it, may overflow.
+inline float doubt(double a, double b, int64_t dim) {
+    if (!(a * b < 1e37)) return INFINITY;
+    return static_cast<float>(4e-7 * (8 + std::sqrt(double(dim))) * a * b + 1e-30);
+}
 
 // The length of a vector, a little more rather than less.
 inline double length(const float* x, int64_t dim) {

@@ -177,7 +177,8 @@ inline void sign_bits(const HammingCall& call, const Rows& rows, int64_t b, int6
             for (int64_t m = 0; m < call.bits; m += kLanes) {
                 Vec s = load(scores + i * stride + m);
                 uint64_t used = call.bits - m < kLanes ? (uint64_t{1} << (call.bits - m)) - 1 : 0xFFFF;
-                uint64_t positive = at_least(s, 0) & used, close = ~uint64_t{at_least(abs(s), limit)} & used;
+                uint64_t positive = at_least(s, 0) & used, close = used;
+                if (std::isfinite(limit)) close &= ~uint64_t{at_least(abs(s), limit)};
                 if (close)
                     for (int64_t d = 0; d < dim; d++) row[d] = block[i * dim + d];
                 for (; close; close &= close - 1) {

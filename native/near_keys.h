@@ -283,19 +283,25 @@ private:
         float slack = 2 * doubt(std::sqrt(dot(query, query, dim_)), longest(), dim_);
         float last = std::isfinite(slack) ? nth_largest(scores, stride, wanted) : NAN;
         close_.clear();
-        if (std::isfinite(last)) {
+        sure_.clear();
+        if (std::isfinite(last))
             for (int64_t j = 0; j < stride; j += kLanes)
                 for (uint32_t high = at_least(load(scores + j), last - slack); high; high &= high - 1) {
                     int64_t at = j + std::countr_zero(high);
                     if (scores[at] > last + slack)
-                        take(at);
+                        sure_.push_back(at);
                     else
                         close_.emplace_back(0.0f, at);
                 }
-        } else {  // inf and NaN, which count as 0 in planning, or numbers too large for float32
+        // inf and NaN, which count as 0 in planning, and products too large for float32: those are in no order there.
+        int64_t found = static_cast<int64_t>(sure_.size() + close_.size());
+        if (found < wanted || static_cast<int64_t>(sure_.size()) > wanted) {
+            sure_.clear();
+            close_.clear();
             for (int64_t j = 0; j < n; j++) close_.emplace_back(0.0f, j);
         }
-        int64_t rest = wanted - taken;
+        for (int64_t at : sure_) take(at);
+        int64_t rest = std::min<int64_t>(wanted - taken, close_.size());
         if (static_cast<int64_t>(close_.size()) > rest) {
             for (auto& [score, j] : close_) {
                 read_double(call_.k, b_, hk_, keys_[j], scratch_.data(), key_.data());
@@ -323,6 +329,7 @@ private:
     std::vector<float> rough_, scratch_, scores_, likes_;
     std::vector<double> key_;
     std::vector<int64_t> begin_, ends_, firsts_;  // of a group's scores, and of its searches
+    std::vector<int64_t> sure_;
     std::vector<Search> searches_;
     std::vector<int32_t> left_, keys_, slots_;
     std::vector<Scored> ranked_, close_;
