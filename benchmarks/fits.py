@@ -133,7 +133,7 @@ def peaked_input(seed: int, length: int = 16384, width: int = 512, topics: int =
 
 def entropies(model: Any, batch: Tensor) -> list[float]:
     """The mean entropy of attention in each layer."""
-    from coterie.report import head_errors
+    from coterie.analysis.head_errors import head_errors
 
     found = head_errors(model, batch, coterie.Local(window=1))
     return [sum(entropy for _, entropy in heads) / len(heads) for heads in found.values()]

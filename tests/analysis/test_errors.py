@@ -19,9 +19,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import coterie
-from coterie.analysis import errors as module
+from coterie import exact as exact_rows
 from coterie.analysis.compare import ABLATION, Comparison, compare, sized
-from coterie.analysis.errors import attention_errors, call_errors, engine_weights, restrict, sample_rows
+from coterie.analysis.engine_weights import engine_weights
+from coterie.analysis.errors import attention_errors, call_errors, sample_rows
+from coterie.call import Call
+from coterie.plan.slices import restrict
 from tests import oracles
 from tests.cases import CAUSAL, MEANS, MECHANISMS, close, padding, tensors
 
@@ -37,8 +40,9 @@ def every_row(q):
     return torch.arange(q.shape[2]).expand(q.shape[0], -1)
 
 
-def all_weights(q, k, plan, rows=None, **options):
-    return torch.cat([w for _, w in engine_weights(q, k, plan, every_row(q) if rows is None else rows, **options)], -1)
+def all_weights(q, k, plan, rows=None):
+    call = Call.of(q, k, runs=False)
+    return torch.cat([w for _, w in engine_weights(call, plan, every_row(q) if rows is None else rows)], -1)
 
 
 # --- the weights of a mechanism ---------------------------------------------------------------------------------------
@@ -96,7 +100,7 @@ def test_weights_of_sampled_rows_are_those_of_the_whole(name, case, monkeypatch)
     mask = padding(2, 61, [61, 35], "left" if "left" in case else "right") if "padded" in case else None
     plan = MECHANISMS[name].plan(q, k, key_mask=mask, is_causal=causal)
     rows, _ = sample_rows(torch.ones(2, 61, dtype=torch.bool) if mask is None else mask, 9, seed=1)
-    monkeypatch.setattr(module, "_BUDGET", 7 * 2 * 4 * 61)
+    monkeypatch.setattr(exact_rows, "BUDGET", 7 * 2 * 4 * 61)
     found = all_weights(q, k, plan, rows)
     want = coterie.attention(
         q, k, identity(q, k), MECHANISMS[name], key_mask=mask, is_causal=causal, enable_gqa=True
@@ -151,7 +155,7 @@ def test_errors_equal_loops(name, causal, monkeypatch):
         pytest.skip(f"{name} attends through mean queries, which refuse is_causal")
     q, k, v = tensors(2, 2, 33, key_heads=1, value_dim=5)
     mask = padding(2, 33, [33, 20])
-    monkeypatch.setattr(module, "_BUDGET", 5 * 2 * 2 * 33)
+    monkeypatch.setattr(exact_rows, "BUDGET", 5 * 2 * 2 * 33)
     found = attention_errors(q, k, v, MECHANISMS[name], key_mask=mask, is_causal=causal, scale=0.7)
     weights = coterie.attention(
         q, k, identity(q, k), MECHANISMS[name], key_mask=mask, is_causal=causal, scale=0.7, enable_gqa=True

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
-from coterie.call import Call
+from coterie.call import Call, Sizes
 from coterie.checks import expect
+from coterie.exact import ExactRows, softmax
 
 BLOCK = 1 << 22  # weights that are there at the same time
 _LARGEST = 1e150  # products of larger numbers are infinite
@@ -23,10 +23,8 @@ class HeadMap:
 
     Attributes:
         sample, head: which one it is.
-        q, k: (queries, D), (keys, D) float64, real rows alone; q holds the scale.
+        call: of this head alone, with q and k in float64.
         query_at, key_at: (queries,), (keys,): the index of each real row among all rows, ascending.
-        offset: query i sees the keys ≤ i + offset; None: all of them.
-        mask: (Nq | 1, Nk | 1), bool or float: SDPA's mask of pairs, indexed by all rows.
 
     Example:
         >>> import torch
@@ -39,17 +37,34 @@ class HeadMap:
 
     sample: int
     head: int
-    q: Tensor
-    k: Tensor
+    call: Call
     query_at: Tensor
     key_at: Tensor
-    offset: int | None = None
-    mask: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
         """Real queries × real keys."""
-        return self.q.shape[0], self.k.shape[0]
+        return len(self.query_at), len(self.key_at)
+
+    @property
+    def q(self) -> Tensor:
+        """(queries, D) float64, real rows alone, scaled."""
+        return self.call.scale * self.call.q[0, 0, self.query_at]
+
+    @property
+    def k(self) -> Tensor:
+        """(keys, D) float64, real rows alone."""
+        return self.call.k[0, 0, self.key_at]
+
+    @property
+    def offset(self) -> int | None:
+        """Query i sees the keys ≤ i + offset; None: all of them."""
+        return int(self.call.offset) if self.call.causal else None
+
+    @property
+    def mask(self) -> Tensor | None:
+        """(Nq | 1, Nk | 1), bool or float: SDPA's mask of pairs, indexed by all rows."""
+        return None if self.call.pair_mask is None else self.call.pair_mask[0, 0]
 
     def blocks(self) -> Iterator[tuple[slice, Tensor]]:
         """The rows, a block at a time: which, and their weights on the first keys; those on all later keys are 0."""
@@ -79,33 +94,18 @@ class HeadMap:
 
     def dense(self) -> Tensor:
         """A itself, (queries, keys): for maps that fit."""
-        out = self.q.new_zeros(self.shape)
+        out = self.call.q.new_zeros(self.shape)
         for rows, weights in self.blocks():
             out[rows, : weights.shape[1]] = weights
         return out
 
     def _weights(self, rows: slice) -> Tensor:
         """(rows, the first keys): as many keys as the last of these rows can see."""
-        keys = self.shape[1]
-        if self.offset is not None:
-            last = self.query_at[rows][-1:] + self.offset
-            keys = int(torch.searchsorted(self.key_at, last, right=True))
-        scores = self.q[rows] @ self.k[:keys].mT
-        if self.offset is not None:
-            positions = self.query_at[rows, None] + self.offset
-            scores.masked_fill_(self.key_at[:keys] > positions, float("-inf"))
-        if self.mask is not None:
-            part = _lookup(self.mask, self.query_at[rows], self.key_at[:keys])
-            scores = torch.where(part, scores, float("-inf")) if part.dtype == torch.bool else scores + part
-        lonely = ~(scores > float("-inf")).any(-1, keepdim=True)
-        return scores.softmax(-1).masked_fill_(lonely, 0)
-
-
-def _lookup(mask: Tensor, rows: Tensor, keys: Tensor) -> Tensor:
-    """A mask of pairs at some rows and keys; a side of length 1 stays so."""
-    if mask.shape[0] > 1:
-        mask = mask[rows]
-    return mask[:, keys] if mask.shape[1] > 1 else mask
+        exact = ExactRows(self.call, self.query_at[None, rows])
+        visible = exact.visible
+        weights = softmax(exact.scores(slice(0, visible)))[0, 0]
+        everyone = len(self.key_at) == self.call.sizes.keys
+        return weights if everyone else weights[:, self.key_at[self.key_at < visible]]
 
 
 def head_maps(
@@ -153,28 +153,45 @@ def head_maps(
 
 def call_maps(call: Call) -> Iterator[HeadMap]:
     """`head_maps` of a call."""
-    sizes, q, k = call.sizes, call.q, call.k
     real_queries, real_keys = call.real_queries, call.real_keys
-    _check_real("q", "query_mask", q, real_queries)
-    _check_real("k", "key_mask", k, real_keys)
-    pairs = None if call.pair_mask is None else _check_pairs(call.pair_mask.detach())
+    _check_real("q", "query_mask", call.q, real_queries)
+    _check_real("k", "key_mask", call.k, real_keys)
+    if call.pair_mask is not None and call.pair_mask.is_floating_point():
+        wrong = call.pair_mask.isnan() | (call.pair_mask == float("inf"))
+        expect(not bool(wrong.any()), "attn_mask", "finite numbers or −inf", "NaN or +inf")
 
     def walk() -> Iterator[HeadMap]:
-        for b in range(sizes.batch):
+        for b in range(call.sizes.batch):
             query_at, key_at = real_queries[b].nonzero()[:, 0], real_keys[b].nonzero()[:, 0]
-            for h in range(sizes.heads):
-                yield HeadMap(
-                    sample=b,
-                    head=h,
-                    q=call.scale * q[b, h, query_at].detach().double(),
-                    k=k[b, h // (sizes.heads // sizes.key_heads), key_at].detach().double(),
-                    query_at=query_at,
-                    key_at=key_at,
-                    offset=int(call.offset[b]) if call.causal else None,
-                    mask=None if pairs is None else pairs[b % pairs.shape[0], h % pairs.shape[1]],
-                )
+            for h in range(call.sizes.heads):
+                yield HeadMap(b, h, _one_head(call, b, h), query_at, key_at)
 
     return walk()
+
+
+def _one_head(call: Call, b: int, h: int) -> Call:
+    """A call of one head of one sample, whose q and k are in float64."""
+    sizes, pairs = call.sizes, call.pair_mask
+    sample, head = slice(b, b + 1), slice(h, h + 1)
+    key_head = h // (sizes.heads // sizes.key_heads)
+    if pairs is not None:
+        pairs = pairs.detach().expand(sizes.batch, sizes.heads, -1, -1)[sample, head]
+
+    def of_sample(mask: Tensor | None) -> Tensor | None:
+        return None if mask is None else mask[sample]
+
+    return replace(
+        call,
+        q=call.q[sample, head].detach().double(),
+        k=call.k[sample, key_head : key_head + 1].detach().double(),
+        v=None,
+        sizes=Sizes(1, 1, 1, sizes.queries, sizes.keys),
+        key_mask=of_sample(call.key_mask),
+        query_mask=of_sample(call.query_mask),
+        guests=None,
+        pair_mask=pairs,
+        offset=call.offset[sample],
+    )
 
 
 def _check_real(name: str, mask_name: str, x: Tensor, real: Tensor) -> None:
@@ -187,10 +204,3 @@ def _check_real(name: str, mask_name: str, x: Tensor, real: Tensor) -> None:
         b, h, i = wrong[0].tolist()
         expected = f"finite numbers in all real rows (padding goes into {mask_name})"
         expect(False, name, expected, f"{x[b, h, i].abs().max().item()} in sample {b}, head {h}, row {i}")
-
-
-def _check_pairs(mask: Tensor) -> Tensor:
-    if mask.dtype != torch.bool:
-        wrong = mask.isnan() | (mask == float("inf"))
-        expect(not bool(wrong.any()), "attn_mask", "finite numbers or −inf", "NaN or +inf")
-    return mask

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from coterie.checks import expect, expect_choice, expect_int, expect_type
-from coterie.plan import Means, Plan, Round
+from coterie.plan import Plan, Round
+from coterie.plan.slices import one_head, restrict
 from coterie.plan.tiles import PlanTiles, Tile
 
 _BAND = 1 << 24  # pairs that are looked at together
@@ -84,61 +84,6 @@ def _key_groups(each: Round, num_keys: int) -> Tensor:
     return labels
 
 
-def one_head(plan: Plan, *, head: int = 0, sample: int = 0) -> Plan:
-    """The plan of a single head of a single sample, without a copy.
-
-    Example:
-        >>> import coterie, torch
-        >>> from coterie.analysis.memberships import one_head
-        >>> plan = coterie.Smyrf(cluster_size=16).plan(*torch.randn(2, 3, 4, 50, 8).unbind(0))
-        >>> one = one_head(plan, head=3, sample=2)
-        >>> one.batch, one.heads, torch.equal(one.to_dense()[0, 0], plan.to_dense()[2, 3])
-        (1, 1, True)
-    """
-    expect_type(isinstance(plan, Plan), "plan", "a coterie.Plan", type(plan).__name__)
-    expect_int("head", head, at_least=0)
-    expect_int("sample", sample, at_least=0)
-    expect(head < plan.heads, "head", f"one of the {plan.heads} heads, from 0", head)
-    expect(sample < plan.batch, "sample", f"one of the {plan.batch} samples, from 0", sample)
-    b, h = slice(sample, sample + 1), slice(head, head + 1)
-    key_head = head // (plan.heads // plan.key_heads)
-
-    def cut(x: Tensor | None) -> Tensor | None:
-        return None if x is None else x[b, h]
-
-    rounds = tuple(
-        replace(
-            each,
-            query_order=each.query_order[b, h],
-            query_offsets=each.query_offsets[b, h],
-            key_order=each.key_order[b, h],
-            key_start=each.key_start[b, h],
-            key_stop=each.key_stop[b, h],
-            bias=cut(each.bias),
-            skip=cut(each.skip),
-        )
-        for each in plan.rounds
-    )
-    return replace(
-        plan,
-        key_heads=1,
-        rounds=rounds,
-        offset=plan.offset[b],
-        self_keys=None if plan.self_keys is None else plan.self_keys[b],
-        query_means=_cut_means(plan.query_means, b, h),
-        key_means=_cut_means(plan.key_means, b, slice(key_head, key_head + 1)),
-        answer=cut(plan.answer),
-        mass=cut(plan.mass),
-    )
-
-
-def _cut_means(means: Means | None, b: slice, h: slice) -> Means | None:
-    if means is None:
-        return None
-    positions = None if means.positions is None else means.positions[b, h]
-    return Means(means.order[b, h], means.start[b, h], means.stop[b, h], positions)
-
-
 # --- who meets whom ---------------------------------------------------------------------------------------------------
 
 
@@ -204,10 +149,8 @@ def _band(one: Plan, rows: slice) -> Tensor:
     lonely = torch.zeros(one.num_queries, dtype=torch.bool, device=one.device)
     lonely[rows] = True
     # The plan of these queries alone, so that `tiles` stays the one place that says which pairs meet.
-    part = replace(
-        one, rounds=tuple(_keep(each, rows) for each in one.rounds), query_means=None, answer=None, mass=None
-    )
-    tiles = PlanTiles(part)
+    part = restrict(replace(one, answer=None, mass=None), torch.arange(rows.start, rows.stop, device=one.device)[None])
+    tiles = PlanTiles(replace(part, query_means=None))
 
     def add(tile: Tile) -> None:
         t, i, j = tile.meets.nonzero(as_tuple=True)
@@ -221,20 +164,6 @@ def _band(one: Plan, rows: slice) -> Tensor:
     for tile in tiles.of_selves(lonely[None, None].clone()):
         add(tile)
     return met
-
-
-def _keep(each: Round, rows: slice) -> Round:
-    """A single head's round with these queries alone."""
-    order, offsets = each.query_order[0, 0], each.query_offsets[0, 0]
-    used = torch.arange(len(order), device=order.device) < offsets[-1]
-    kept = used & (order >= rows.start) & (order < rows.stop)
-    before = F.pad(kept.cumsum(0), (1, 0)).to(torch.int32)
-    return replace(
-        each,
-        query_order=order[kept][None, None],
-        query_offsets=before[offsets.long()][None, None],
-        skip=None if each.skip is None else each.skip[:, :, kept],
-    )
 
 
 # --- locality ---------------------------------------------------------------------------------------------------------

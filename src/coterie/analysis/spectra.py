@@ -379,7 +379,7 @@ def largest_values(each: HeadMap, values: int, *, seed: int = 0) -> tuple[Tensor
     """
     width = min(_width(values), *each.shape)
     generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(each.shape[1], width, generator=generator, dtype=torch.float64).to(each.q.device)
+    x = torch.randn(each.shape[1], width, generator=generator, dtype=torch.float64).to(each.call.q.device)
     right = torch.linalg.qr(x).Q
     found, change = right.new_zeros(values), math.inf
     for _ in range(_ITERATIONS):

@@ -74,7 +74,7 @@ def inspect(
 
 
 def _heads(loaded: Loaded, batch: Any, mechanism: Any, length: int, worst: int, as_json: bool) -> None:
-    from coterie.report import head_errors
+    from coterie.analysis.head_errors import head_errors
 
     with spinner("inspecting"):
         found = head_errors(loaded.model, batch, mechanism)

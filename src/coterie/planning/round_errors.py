@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from coterie import draws
 from coterie.draws import Stream
+from coterie.exact import ExactRows
 
 if TYPE_CHECKING:
     from coterie.planning.tokens import Tokens
@@ -108,14 +110,17 @@ def round_errors(tokens: Tokens, orders: Orders, *, once: bool, seed: int, rows:
     if sizes.batch * sizes.queries * sizes.keys == 0:
         return RoundErrors(missed, total)
     sampled, used = sample_queries(tokens, rows, seed)
-    keys = _finite(tokens.raw_k, tokens.key_mask)
+    sampled = torch.where(used, sampled, -1)
+    wide = torch.promote_types(tokens.raw_k.dtype, torch.float32)
+    # Masks of pairs are not part of the estimate.
+    call = replace(tokens.call, q=_finite(tokens.raw_q), k=_finite(tokens.raw_k.to(wide)), pair_mask=None)
     slot_of_query = torch.empty_like(orders.queries, dtype=torch.int64)
     slots = torch.arange(sizes.queries, device=tokens.device).expand_as(orders.queries)
     slot_of_query.scatter_(-1, orders.queries.long(), slots)
     for part in torch.arange(rows, device=tokens.device).split(
         max(1, _BUDGET // (sizes.batch * sizes.heads * sizes.keys))
     ):
-        exact = _Exact.of(tokens, keys, sampled[:, part], used[:, part])
+        exact = _Exact.of(ExactRows(call, sampled[:, part], wide))
         met = _Met(exact)
         total += met.exact_squares.sum(-1)
         for r in range(orders.rounds):
@@ -125,9 +130,10 @@ def round_errors(tokens: Tokens, orders: Orders, *, once: bool, seed: int, rows:
     return RoundErrors(missed, total)
 
 
-def _finite(x: Tensor, mask: Tensor) -> Tensor:
-    wide = x.to(torch.promote_types(x.dtype, torch.float32)).masked_fill(~mask[:, None, :, None], 0)
-    return torch.where(wide.isfinite(), wide, 0)
+def _finite(x: Tensor) -> Tensor:
+    """Numbers that are not finite are 0, as wherever plans are made."""
+    finite = x.isfinite()
+    return x if bool(finite.all()) else torch.where(finite, x, 0)
 
 
 class _Exact(NamedTuple):
@@ -139,22 +145,13 @@ class _Exact(NamedTuple):
     own: Tensor | None  # (B, S, 1): the key that a causal query is level with
 
     @staticmethod
-    def of(tokens: Tokens, keys: Tensor, rows: Tensor, used: Tensor) -> _Exact:
-        sizes, dim = tokens.sizes, keys.shape[-1]
-        index = rows[:, None, :, None].expand(-1, sizes.heads, -1, dim)
-        queries = _finite(tokens.raw_q.gather(2, index), used)
-        together = queries.unflatten(1, (sizes.key_heads, -1)).flatten(2, 3)  # heads that share their keys
-        scores = (tokens.scale * together @ keys.mT).double().view(*queries.shape[:3], sizes.keys)
-        seen = tokens.key_mask[:, None, :] & used[..., None]
-        own = None
-        if tokens.causal:
-            own = tokens.query_positions.gather(-1, rows)[..., None]
-            seen = seen & (torch.arange(sizes.keys, device=rows.device) <= own)
-        scores = scores.masked_fill(~seen[:, None], float("-inf"))
+    def of(exact: ExactRows) -> _Exact:
+        scores = exact.scores()
         best = scores.amax(-1, keepdim=True)
         scores -= torch.where(best.isfinite(), best, 0)
         powers = torch.where(scores == float("-inf"), 0, scores.clamp(min=_FLOOR).exp())
-        return _Exact(rows, powers, powers.sum(-1), own)
+        own = exact.positions[..., None] if exact.call.causal else None
+        return _Exact(exact.rows.clamp(min=0), powers, powers.sum(-1), own)
 
     def per_head(self, index: Tensor) -> Tensor:
         """(B, S, …) for every head."""

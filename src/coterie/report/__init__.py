@@ -1,6 +1,7 @@
 """One HTML file that shows what `fit` chose, why, and how well it holds."""
 
+from coterie.analysis.head_errors import head_errors
 from coterie.report.page import write
-from coterie.report.pictures import Pictures, head_errors
+from coterie.report.pictures import Pictures
 
 __all__ = ["Pictures", "head_errors", "write"]

@@ -6,17 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-
+from coterie.analysis.head_errors import relative_errors
 from coterie.analysis.memberships import meetings
 from coterie.fitting.fit import Fit
 from coterie.hosts import DENSE, watch_dense
-from coterie.mechanisms import Full, Mechanism, NearFar, as_mechanism
+from coterie.mechanisms import Full, NearFar, as_mechanism
 from coterie.observe import Seen
 
-_ROWS = 64  # queries whose entropy is looked at
 _GRID = 128  # cells of the picture of a plan
 
 
@@ -42,7 +38,7 @@ class Pictures:
             mechanism = NearFar() if spec == DENSE else as_mechanism(spec)
             exact = seen.attend(Full())
             try:
-                each = _relative(seen.attend(mechanism), exact)
+                each = relative_errors(seen.attend(mechanism), exact)
             except ValueError as refusal:  # it stays dense, where nothing is lost
                 pictures.errors[name], pictures.mechanisms[name] = [0.0] * exact.shape[1], f"dense: {refusal}"
             else:
@@ -54,36 +50,3 @@ class Pictures:
 
         watch_dense(model, batch, look)
         return pictures
-
-
-@torch.no_grad()
-def head_errors(model: Any, batch: Any, mechanism: Mechanism) -> dict[str, list[tuple[float, float]]]:
-    """For every attention module and head: the relative error of a mechanism, and the mean entropy of attention."""
-    found: dict[str, list[tuple[float, float]]] = {}
-
-    def look(name: str, seen: Seen) -> None:
-        error = _relative(seen.attend(mechanism), seen.attend(Full()))
-        found[name] = list(zip(error.tolist(), _entropy(seen).tolist(), strict=True))
-
-    watch_dense(model, batch, look)
-    return found
-
-
-def _relative(out: Tensor, exact: Tensor) -> Tensor:
-    """(heads,)"""
-    size = exact.double().square().sum((0, 2, 3)).clamp(min=1e-300)
-    return ((out.double() - exact.double()).square().sum((0, 2, 3)) / size).sqrt()
-
-
-def _entropy(seen: Seen) -> Tensor:
-    """The mean entropy of the attention of some queries, (heads,)."""
-    queries = seen.q.shape[2]
-    rows = torch.linspace(0, queries - 1, min(_ROWS, queries)).long()
-    keys = seen.k.repeat_interleave(seen.q.shape[1] // seen.k.shape[1], 1)
-    scale = seen.settings["scale"] or seen.q.shape[-1] ** -0.5
-    scores = scale * seen.q[:, :, rows].double() @ keys.double().transpose(-1, -2)
-    if seen.settings["is_causal"]:
-        hidden = torch.arange(keys.shape[2]) > (rows + keys.shape[2] - queries)[:, None]
-        scores = scores.masked_fill(hidden, float("-inf"))
-    p = F.softmax(scores, -1)
-    return -(p * p.clamp(min=1e-300).log()).sum(-1).mean((0, 2))

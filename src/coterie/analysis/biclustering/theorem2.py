@@ -14,7 +14,7 @@ N the common number of meetings, δ the dense weight of the keys at or below the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from torch import Tensor
 from coterie.call import Call
 from coterie.checks import expect, expect_int, expect_type
 from coterie.engine.api import check_plan
+from coterie.exact import ExactRows, softmax
 from coterie.plan import Plan
 
 
@@ -56,7 +57,6 @@ class Assumptions:
         return ", ".join(f"{name} {float((x * real).sum()) / count:.1%}".replace("%", " %") for name, x in shares)
 
 
-@torch.no_grad()
 def assumptions(
     q: Tensor,
     k: Tensor,
@@ -87,7 +87,13 @@ def assumptions(
     """
     expect_type(isinstance(plan, Plan), "plan", "a coterie.Plan", type(plan).__name__)
     call = Call.of(q, k, key_mask=key_mask, query_mask=query_mask, scale=scale, runs=False, same_tokens=False)
-    check_plan(plan, call.sizes, q.device)
+    return call_assumptions(call, plan, most=most, tolerance=tolerance)
+
+
+@torch.no_grad()
+def call_assumptions(call: Call, plan: Plan, *, most: int | None = None, tolerance: float = 0.0) -> Assumptions:
+    """`assumptions` of a checked call, with all its masks; causality is the plan's."""
+    check_plan(plan, call.sizes, call.q.device)
     direct = plan.query_means is None and plan.key_means is None and all(each.bias is None for each in plan.rounds)
     expect(
         direct, "plan", "keys that are met directly; Theorem 2 says nothing about means and biases", "means or biases"
@@ -95,29 +101,14 @@ def assumptions(
     expect(0.0 <= tolerance < 1.0, "tolerance", "a number in [0, 1)", tolerance)
     if most is not None:
         expect_int("most", most, at_least=1)
-    weights = _dense_weights(q, k, plan, key_mask, call.scale)
-    real = torch.ones(weights.shape[:-1], dtype=torch.bool, device=q.device)
-    if query_mask is not None:
-        real &= query_mask[:, None]
+    everyone = torch.arange(plan.num_queries, device=plan.device).expand(plan.batch, -1)
+    exact = ExactRows(replace(call, causal=plan.causal, offset=plan.offset, guests=None), everyone)
+    weights = softmax(exact.scores())
+    real = call.real_queries[:, None].expand(exact.shape)
     counts = plan.to_dense().to(weights.dtype)
     if plan.duplicates == "once":
         counts = counts.clamp(max=1)  # a pair counts once, so Assumption 2 follows from 3
     return _judge(weights, counts, real, most, tolerance)
-
-
-def _dense_weights(q: Tensor, k: Tensor, plan: Plan, key_mask: Tensor | None, scale: float) -> Tensor:
-    """σ(P), (B, H, Nq, Nk) float64; a query that sees no key has none."""
-    wide = k.double().repeat_interleave(plan.heads // plan.key_heads, 1)
-    if key_mask is not None:
-        wide = wide.masked_fill(~key_mask[:, None, :, None], 0)
-    scores = scale * (q.double() @ wide.mT)
-    if key_mask is not None:
-        scores = scores.masked_fill(~key_mask[:, None, None, :], float("-inf"))
-    if plan.causal:
-        rows, columns = (torch.arange(n, device=q.device) for n in (plan.num_queries, plan.num_keys))
-        later = columns > rows[:, None] + plan.offset[:, None, None]
-        scores = scores.masked_fill(later[:, None], float("-inf"))
-    return scores.softmax(-1).nan_to_num(nan=0.0)
 
 
 def _judge(weights: Tensor, counts: Tensor, real: Tensor, most: int | None, tolerance: float) -> Assumptions:
