@@ -140,7 +140,7 @@ class RoundsSchedule:
         return look
 
     def _estimate(self, name: str, smyrf: Smyrf, seen: Seen) -> RoundErrors:
-        if seen.settings["attn_mask"] is not None:
+        if seen.call.pair_mask is not None:
             warnings.warn(f"RoundsSchedule: the estimate for {name!r} leaves its attn_mask out", stacklevel=2)
         # Its own seed rather than PyTorch's generator: looking must not change what is drawn next.
         probe = _Probe(replace(smyrf, resample=False), self.max_rounds, [])

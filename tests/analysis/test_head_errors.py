@@ -28,19 +28,9 @@ def seen_in(model, batch):
 
 
 def entropy(q, k, sees, bias):
-    """Of the rows that see somebody, with loops: the mean."""
-    found = []
-    for i in range(len(q)):
-        weights, lse = oracles.softmax_over(
-            q[i : i + 1],
-            k,
-            torch.eye(len(k), dtype=torch.float64),
-            q.shape[-1] ** -0.5,
-            sees[i : i + 1],
-            bias[i : i + 1],
-        )
-        if lse[0] > -math.inf:
-            found.append(-sum(w * math.log(w) for w in weights[0].tolist() if w > 0))
+    """The sum over the rows that see somebody, and how many do, with loops."""
+    weights, lse = oracles.softmax_over(q, k, torch.eye(len(k), dtype=torch.float64), q.shape[-1] ** -0.5, sees, bias)
+    found = [-sum(w * math.log(w) for w in row.tolist() if w > 0) for row in weights[lse > -math.inf]]
     return sum(found), len(found)
 
 

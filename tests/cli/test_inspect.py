@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 
 import numpy as np
 import pytest
 
+from tests.cases import padding, tensors
 from tests.cli.test_app import coterie
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -92,6 +95,43 @@ def test_the_assumptions_of_theorem_2():
     assert len(found) == 6
     assert all(share == 1 for row in found.values() for share in row.values())
     assert "effective" in coterie("theory", "assumptions", "demo", *SMALL)
+
+
+@pytest.mark.parametrize("kind", ["keys", "pairs"])
+def test_the_assumptions_see_the_masks_of_the_call(kind, monkeypatch):
+    """A mask of keys that came as `attn_mask`, and a mask of pairs."""
+    import torch
+
+    import coterie as library
+    from coterie.analysis.biclustering import assumptions
+
+    q, k, v = (3 * x for x in tensors(2, 2, 23))
+    real = padding(2, 23, [23, 9]) if kind == "keys" else torch.ones(2, 23, dtype=torch.bool)
+    pairs = torch.rand(23, 23, generator=torch.Generator().manual_seed(0)) < 0.5
+    given = real[:, None, None] if kind == "keys" else pairs[None, None]
+
+    def one_call(model, batch, look):
+        with library.observing(lambda seen: look("only", seen)):
+            library.attention(q, k, v, "full", attn_mask=given)
+
+    monkeypatch.setattr("coterie.hosts.watch_dense", one_call)
+    monkeypatch.setattr("coterie.cli.inputs.load_model", lambda *_, **__: type("Loaded", (), {"model": None}))
+    monkeypatch.setattr("coterie.cli.inputs.cut", lambda *_: [[None]])
+    arguments = ("--mechanism", "smyrf:rounds=3,cluster_size=8", "--most", "2", "--tolerance", "0.05", "--json")
+    found = json.loads(coterie("theory", "assumptions", "demo", *arguments))
+    plan = library.Smyrf(rounds=3, cluster_size=8).plan(q, k, key_mask=real)
+    if kind == "keys":
+        want = assumptions(q, k, plan, most=2, tolerance=0.05, key_mask=real, query_mask=real)
+        shares = [x.transpose(1, 2)[real].double().mean() for x in (want.sparse, want.fair, want.effective)]
+    else:  # with loops
+        weights = (8**-0.5 * q @ k.mT).masked_fill(~pairs, -math.inf).softmax(-1)
+        counts, rows = plan.to_dense(), []
+        for b, h, i in itertools.product(range(2), range(2), range(23)):
+            large = [j for j in range(23) if weights[b, h, i, j] > 0.05]
+            met = [int(counts[b, h, i, j]) for j in large]
+            rows.append((1 <= len(large) <= 2, len(set(met)) <= 1, all(met)))
+        shares = [sum(each) / len(rows) for each in zip(*rows, strict=True)]
+    assert [found["only"][name] for name in ("sparse", "fair", "effective")] == pytest.approx(list(map(float, shares)))
 
 
 @pytest.mark.parametrize(

@@ -407,6 +407,20 @@ def test_a_mask_of_pairs_is_warned_about():
         model(x, mask=torch.rand(30, 30) < 0.3)  # not looked at
 
 
+def test_a_mask_of_keys_is_part_of_the_estimate_however_it_comes():
+    model = encoder(layers=1)
+    schedule, smyrf = RoundsSchedule(model, max_error=0.8), Smyrf(cluster_size=16)
+    q, k, v = tensors(2, 3, 71, dtype=torch.float32)
+    real, seen = padding(2, 71, [71, 40]), []
+    with coterie.observing(seen.append):
+        coterie.attention(q, k, v, smyrf, attn_mask=real[:, None, None])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = schedule._estimate("layers.0.self_attn", smyrf, seen[0])
+    errors, _, _ = estimated(smyrf, q, k, schedule.max_rounds, key_mask=real)
+    assert torch.equal(found.missed, errors.missed)
+
+
 def test_recomputed_activations_are_looked_at_once():
     from torch.utils.checkpoint import checkpoint
 

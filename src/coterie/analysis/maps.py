@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
@@ -137,18 +138,10 @@ def head_maps(
         >>> [(each.head, each.shape) for each in head_maps(q, k, is_causal=True)][:2]
         [(0, (30, 50)), (1, (30, 50))]
     """
-    call = Call.of(
-        q,
-        k,
-        attn_mask=attn_mask,
-        key_mask=key_mask,
-        query_mask=query_mask,
-        is_causal=is_causal,
-        causal_offset=causal_offset,
-        scale=scale,
-        runs=False,
+    masks: dict[str, Any] = {"attn_mask": attn_mask, "key_mask": key_mask, "query_mask": query_mask}
+    return call_maps(
+        Call.of(q, k, **masks, is_causal=is_causal, causal_offset=causal_offset, scale=scale, runs=False)
     )
-    return call_maps(call)
 
 
 def call_maps(call: Call) -> Iterator[HeadMap]:

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from coterie.analysis.maps import HeadMap, head_maps
+from coterie.analysis.maps import HeadMap, call_maps
+from coterie.call import Call
 from coterie.checks import expect, expect_choice, expect_int, expect_type
 from coterie.hosts import watch_dense
 from coterie.mechanisms import Full, Mechanism, as_mechanism
@@ -27,7 +28,6 @@ ERRORS = ("output", "map", "frobenius")
 MEASURES = ("effective_rank", "stable_rank", "rate", "r2")
 _ITERATIONS, _TOLERANCE = 20, 1e-4
 _COLUMNS = 1 << 24  # weights of a mechanism that are there at the same time
-_MAPPING = ("attn_mask", "key_mask", "query_mask", "is_causal", "causal_offset", "scale")
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,19 +241,8 @@ def spectra(
     heads: list[HeadSpectrum] = []
 
     def look(name: str, seen: Seen) -> None:
-        settings = {key: seen.settings[key] for key in _MAPPING}
         errors = None if chosen is None else _errors(seen, chosen, error_of)
-        found = head_spectra(
-            seen.q,
-            seen.k,
-            values=values,
-            dense_up_to=dense_up_to,
-            slow_below=slow_below,
-            seed=seed,
-            module=name,
-            **settings,
-        )
-        for each in found:
+        for each in _of_call(seen.call, name, values, dense_up_to, slow_below, seed):
             heads.append(each if errors is None else replace(each, error=float(errors[each.sample, each.head])))
         if tell is not None:
             tell(name)
@@ -264,7 +253,6 @@ def spectra(
     return Spectra("" if chosen is None else str(chosen), tuple(heads), skipped, error_of)
 
 
-@torch.no_grad()
 def head_spectra(
     q: Tensor,
     k: Tensor,
@@ -306,17 +294,16 @@ def head_spectra(
         (1.0, 1)
     """
     _check_settings(values, dense_up_to, slow_below, seed)
-    maps = head_maps(
-        q,
-        k,
-        attn_mask=attn_mask,
-        key_mask=key_mask,
-        query_mask=query_mask,
-        is_causal=is_causal,
-        causal_offset=causal_offset,
-        scale=scale,
-    )
-    return tuple(_spectrum(each, module, values, dense_up_to, slow_below, seed) for each in maps)
+    masks: dict[str, Any] = {"attn_mask": attn_mask, "key_mask": key_mask, "query_mask": query_mask}
+    call = Call.of(q, k, **masks, is_causal=is_causal, causal_offset=causal_offset, scale=scale, runs=False)
+    return _of_call(call, module, values, dense_up_to, slow_below, seed)
+
+
+@torch.no_grad()
+def _of_call(
+    call: Call, module: str, values: int | None, dense_up_to: int, slow_below: float, seed: int
+) -> tuple[HeadSpectrum, ...]:
+    return tuple(_spectrum(each, module, values, dense_up_to, slow_below, seed) for each in call_maps(call))
 
 
 def _check_settings(values: int | None, dense_up_to: int, slow_below: float, seed: int) -> None:

@@ -153,8 +153,9 @@ def assumptions_command(
 ) -> None:
     """Theorem 2 on a model: for how many queries of each module do its three assumptions hold?"""
     import coterie
-    from coterie.analysis.biclustering import assumptions
+    from coterie.analysis.biclustering.theorem2 import call_assumptions
     from coterie.hosts import watch_dense
+    from coterie.mechanisms.base import plan_call
     from coterie.observe import Seen
 
     chosen = coterie.as_mechanism(mechanism)
@@ -162,9 +163,7 @@ def assumptions_command(
     shares: dict[str, list[float]] = {}
 
     def look(name: str, seen: Seen) -> None:
-        plan = chosen.plan(seen.q, seen.k, **seen.planning())
-        masks = {key: seen.settings[key] for key in ("key_mask", "query_mask", "scale")}
-        found = assumptions(seen.q, seen.k, plan, most=most, tolerance=tolerance, **masks)
+        found = call_assumptions(seen.call, plan_call(chosen, seen.call), most=most, tolerance=tolerance)
         parts = (found.sparse, found.fair, found.effective, found.hold)
         shares[name] = [float(part[found.real].double().mean()) for part in parts]
 

@@ -122,7 +122,7 @@ def _try(
     if not isinstance(seen.mechanism, Full) and seen.mechanism != "full":
         return  # a sliding window, which stays as it is
     tick()
-    shape = Shape(index, tuple(seen.q.shape), tuple(seen.k.shape), bool(seen.settings["is_causal"]))
+    shape = Shape(index, tuple(seen.q.shape), tuple(seen.k.shape), seen.call.causal)
     found.shapes.setdefault(module, []).append(shape)
     exact = _at_real_queries(seen, seen.attend(Full()))
     size = float(exact.square().sum())
@@ -149,7 +149,7 @@ def _try(
 
 def _at_real_queries(seen: Seen, out: Tensor) -> Tensor:
     """What counts in an error: guests, padding that a model may read, do not."""
-    mask = seen.settings["query_mask"]
+    mask = seen.call.query_mask
     return out.double() if mask is None else out.double().masked_fill(~mask[:, None, :, None], 0)
 
 
@@ -161,8 +161,8 @@ def _dense_seconds(seen: Seen) -> float:
         seen.q,
         seen.k,
         seen.v,
-        is_causal=bool(seen.settings["is_causal"]) and square,
-        scale=seen.settings["scale"],
+        is_causal=seen.call.causal and square,
+        scale=seen.call.scale,
         enable_gqa=seen.q.shape[1] != seen.k.shape[1],
     )
     assert out.shape[2] == seen.q.shape[2]
