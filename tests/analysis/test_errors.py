@@ -8,7 +8,7 @@ import os
 import pydoc_data.topics
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -374,6 +374,49 @@ def test_sizes_with_padding_and_across(spec, queries, keys):
     # Half of a query's window is beyond an edge where lengths differ; a cluster's mean costs all keys.
     coarse = spec in ("local", "longformer") or (spec == "clustered" and queries != keys)
     assert met == pytest.approx(20, rel=0.5 if coarse else 0.15), found
+
+
+@dataclass(frozen=True)
+class FirstKeys(coterie.Mechanism):
+    """The first `count` keys, twice as many with `double`."""
+
+    double: bool = True
+    count: int = 8
+
+    size_field = "count"
+    name = "first-keys"
+
+    def build(self, tokens):
+        keys, num_keys = tokens.real_keys
+        queries, num_queries = tokens.real_queries
+        zero = torch.zeros_like(num_queries)
+        stop = torch.minimum(num_keys, torch.tensor(self.count * (1 + self.double)))
+        only = coterie.Round(
+            query_order=tokens.per_head(queries),
+            query_offsets=tokens.per_head(torch.stack([zero, num_queries], -1)),
+            key_order=tokens.per_head(keys),
+            key_start=tokens.per_head(zero[:, None]),
+            key_stop=tokens.per_head(stop[:, None]),
+        )
+        return tokens.plan((only,))
+
+
+class Twice(coterie.Smyrf):
+    """A mechanism that takes its size from the one that it extends."""
+
+
+def test_mechanisms_of_users_are_sized_by_the_field_that_they_name():
+    q, k, v = tensors(1, 2, 101)
+    assert sized(FirstKeys(), 30, q, k) == FirstKeys(count=15)
+    assert sized(FirstKeys(double=False), 30, q, k) == FirstKeys(double=False, count=30)
+    assert sized(Twice(rounds=2), 30, q, k).cluster_size == sized("smyrf:rounds=2", 30, q, k).cluster_size
+    found = compare([FirstKeys(), "topk"], q, k, v, keys=20)
+    assert [row.keys_met for row in found.rows] == [20, 20]
+    wrong = type("Wrong", (FirstKeys,), {"size_field": "counts"})()
+    with pytest.raises(ValueError, match=r"first-keys\.size_field: expected a field of double, count, got 'counts'"):
+        sized(wrong, 30, q, k)
+    with pytest.raises(ValueError, match=r"mechanism: expected one of smyrf, .* to size for 30 keys, got 'topk@5'"):
+        sized("topk@5", 30, q, k)
 
 
 def test_the_table_is_aligned_and_plain():

@@ -4,29 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import dataclass, fields, replace
+from functools import cache, singledispatch
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from coterie.analysis.errors import AttentionErrors, Estimate, attention_errors
+from coterie.analysis.errors import AttentionErrors, Estimate, errors_of
 from coterie.call import Call
 from coterie.checks import check_flag, expect, expect_int
 from coterie.functional import MechanismLike
-from coterie.mechanisms import (
-    Clustered,
-    ImprovedClustered,
-    Local,
-    Longformer,
-    Mechanism,
-    NearFar,
-    Reformer,
-    Routing,
-    Smyrf,
-    TopK,
-    as_mechanism,
-)
+from coterie.mechanisms import ImprovedClustered, Mechanism, NearFar, Smyrf, as_mechanism, list_mechanisms
 from coterie.mechanisms.base import plan_call
 
 # What the papers compare with, by what it is called there.
@@ -166,55 +154,29 @@ def compare(
         chosen = {str(each): each for each in map(as_mechanism, mechanisms)}
         expect(len(chosen) == len(mechanisms), "mechanisms", "each one once", ", ".join(map(str, mechanisms)))
     expect(len(chosen) > 0, "mechanisms", "at least one", "none")
-    planning: dict[str, Any] = {
-        "key_mask": key_mask,
-        "query_mask": query_mask,
-        "is_causal": is_causal,
-        "causal_offset": causal_offset,
-        "scale": scale,
-        "layer": layer,
-        "backend": backend,
-    }
-    Call.of(q, k, v, **planning, runs=False)
-    options: dict[str, Any] = {"rows": rows, "seed": seed, "confidence": confidence, **planning}
+    masks: dict[str, Any] = {"key_mask": key_mask, "query_mask": query_mask, "is_causal": is_causal}
+    call = Call.of(q, k, v, **masks, causal_offset=causal_offset, scale=scale, layer=layer, backend=backend, runs=False)
     found = []
     for name, mechanism in chosen.items():
-        each = mechanism if keys is None else sized(mechanism, keys, q, k, **planning)
-        found.append(ComparisonRow(name, str(each), attention_errors(q, k, v, each, **options)))
+        each = mechanism if keys is None else _sized(mechanism, keys, call)
+        found.append(ComparisonRow(name, str(each), errors_of(call, each, rows, seed, confidence)))
     return Comparison(tuple(found), keys)
 
 
 # --- equal keys -------------------------------------------------------------------------------------------------------
 
 
-def _one_field(name: str) -> Callable[[Any, int], Mechanism]:
-    return lambda mechanism, size: replace(mechanism, **{name: size})
-
-
-# The one number of a family that grows with the keys that a query meets.
-_SIZES: dict[type[Mechanism], Callable[[Any, int], Mechanism]] = {
-    Smyrf: _one_field("cluster_size"),
-    Reformer: _one_field("chunk_size"),
-    Routing: _one_field("window"),
-    Local: _one_field("window"),
-    Longformer: _one_field("window"),
-    Clustered: _one_field("clusters"),
-    ImprovedClustered: _one_field("topk"),
-    NearFar: _one_field("near"),
-    TopK: _one_field("k"),
-}
-
-
 def sized(mechanism: MechanismLike, keys: int, q: Tensor, k: Tensor, **planning: Any) -> Mechanism:
     """A mechanism whose queries meet about `keys` keys on these tensors: the nearest that one number of it allows.
 
-    That number is `cluster_size` (Smyrf, at its number of rounds), `chunk_size` (Reformer), `window`, `clusters`
-    (Clustered), `topk` (ImprovedClustered), `near` (NearFar) or `k` (TopK); plans are made and counted to find it. What
-    stands for far keys takes at most a third: improved clustered attention gets at most so many clusters that their
-    means cost keys / 3 scores a query, and near–far at most keys / 3 key clusters, or chunks of keys / 3 if causal.
+    That number is the mechanism's `size_field`: `cluster_size` (Smyrf, at its number of rounds), `chunk_size`
+    (Reformer), `window`, `clusters` (Clustered), `topk` (ImprovedClustered), `near` (NearFar), `k` (TopK), or what a
+    mechanism of yours names; plans are made and counted to find it. What stands for far keys takes at most a third:
+    improved clustered attention gets at most so many clusters that their means cost keys / 3 scores a query, and
+    near–far at most keys / 3 key clusters, or chunks of keys / 3 if causal.
 
     Args:
-        mechanism: of one of these families; others cannot be sized.
+        mechanism: one with a `size_field`; others cannot be sized.
         keys: scores for a query that are wanted, on average; fewer than there are keys.
         q, k: what to plan for.
         planning: `key_mask`, `is_causal` and so on, as in `Mechanism.plan`.
@@ -226,27 +188,32 @@ def sized(mechanism: MechanismLike, keys: int, q: Tensor, k: Tensor, **planning:
         >>> str(sized("topk", 96, q, k)), str(sized("smyrf:rounds=2", 96, q, k))
         ('topk:k=96', 'smyrf:rounds=2,cluster_size=51')
     """
-    chosen = as_mechanism(mechanism)
-    call = Call.of(q, k, **planning, runs=False)
-    sizes = call.sizes
+    return _sized(as_mechanism(mechanism), keys, Call.of(q, k, **planning, runs=False))
+
+
+def _sized(mechanism: Mechanism, keys: int, call: Call) -> Mechanism:
+    sizes, field = call.sizes, mechanism.size_field
     expect_int("keys", keys, at_least=1, at_most=max(1, sizes.keys))
-    known = ", ".join(kind.name for kind in _SIZES)
-    with_size = _SIZES.get(type(chosen))
-    if with_size is None:
-        raise ValueError(f"mechanism: expected one of {known} to size for {keys} keys, got {str(chosen)!r}")
-    fixed = not isinstance(chosen, Smyrf) or isinstance(chosen.rounds, int)
-    expect(fixed, "mechanism", "a fixed number of rounds to size", str(chosen))
-    chosen = _with_small_far_field(chosen, keys, sizes.queries, sizes.keys, call.causal)
+    if field is None:
+        known = ", ".join(name for name, kind in list_mechanisms().items() if kind.size_field is not None)
+        raise ValueError(f"mechanism: expected one of {known} to size for {keys} keys, got {str(mechanism)!r}")
+    names = [each.name for each in fields(mechanism)]  # type: ignore[arg-type]
+    expect(field in names, f"{mechanism.name}.size_field", "a field of " + ", ".join(names), repr(field))
+    fixed = not isinstance(mechanism, Smyrf) or isinstance(mechanism.rounds, int)
+    expect(fixed, "mechanism", "a fixed number of rounds to size", str(mechanism))
+    frugal = with_small_far_field(mechanism, max(1, keys // 3), call)
     queries = int(call.real_queries.sum())
+
+    def with_size(size: int) -> Mechanism:
+        return replace(frugal, **{field: size})  # type: ignore[type-var]
 
     @cache
     def met(size: int) -> float:
-        plan = plan_call(with_size(chosen, size), call)
+        plan = plan_call(with_size(size), call)
         return float(plan.pairs_met().sum()) / max(1, queries * sizes.heads)
 
     enough = _first_beyond(met, keys, max(1, sizes.queries, sizes.keys))
-    best = min((size for size in (enough - 1, enough) if size >= 1), key=lambda size: abs(met(size) - keys))
-    return with_size(chosen, best)
+    return with_size(min((size for size in (enough - 1, enough) if size >= 1), key=lambda size: abs(met(size) - keys)))
 
 
 def _first_beyond(met: Callable[[int], float], keys: int, limit: int) -> int:
@@ -263,18 +230,25 @@ def _first_beyond(met: Callable[[int], float], keys: int, limit: int) -> int:
     return low
 
 
-def _with_small_far_field(mechanism: Mechanism, keys: int, queries: int, num_keys: int, causal: bool) -> Mechanism:
-    """At most a third of the keys goes to what stands for far ones."""
-    third = max(1, keys // 3)
-    if isinstance(mechanism, ImprovedClustered):
-        return replace(mechanism, clusters=max(1, min(mechanism.clusters, third * queries // max(1, num_keys))))
-    if isinstance(mechanism, NearFar) and causal:
-        return replace(mechanism, chunk=min(mechanism.chunk, third))
-    if isinstance(mechanism, NearFar):
-        auto = math.ceil(math.sqrt(2 * num_keys))
-        wanted = auto if isinstance(mechanism.key_clusters, str) else mechanism.key_clusters
-        return mechanism if wanted <= third else replace(mechanism, key_clusters=third)
+@singledispatch
+def with_small_far_field(mechanism: Mechanism, most: int, call: Call) -> Mechanism:
+    """A mechanism of which at most so many scores a query go to what stands for far keys; most have nothing such."""
     return mechanism
+
+
+@with_small_far_field.register
+def _(mechanism: ImprovedClustered, most: int, call: Call) -> Mechanism:
+    sizes = call.sizes
+    return replace(mechanism, clusters=max(1, min(mechanism.clusters, most * sizes.queries // max(1, sizes.keys))))
+
+
+@with_small_far_field.register
+def _(mechanism: NearFar, most: int, call: Call) -> Mechanism:
+    if call.causal:
+        return replace(mechanism, chunk=min(mechanism.chunk, most))
+    auto = math.ceil(math.sqrt(2 * call.sizes.keys))
+    wanted = auto if isinstance(mechanism.key_clusters, str) else mechanism.key_clusters
+    return mechanism if wanted <= most else replace(mechanism, key_clusters=most)
 
 
 __all__ = ["ABLATION", "Comparison", "ComparisonRow", "compare", "sized"]

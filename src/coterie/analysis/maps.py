@@ -139,9 +139,7 @@ def head_maps(
         [(0, (30, 50)), (1, (30, 50))]
     """
     masks: dict[str, Any] = {"attn_mask": attn_mask, "key_mask": key_mask, "query_mask": query_mask}
-    return call_maps(
-        Call.of(q, k, **masks, is_causal=is_causal, causal_offset=causal_offset, scale=scale, runs=False)
-    )
+    return call_maps(Call.of(q, k, **masks, is_causal=is_causal, causal_offset=causal_offset, scale=scale, runs=False))
 
 
 def call_maps(call: Call) -> Iterator[HeadMap]:

@@ -52,11 +52,13 @@ class Mechanism(ABC):
         name: what strings and JSON call it; set by `register`.
         causality: "strict", "mask" or "none", see the user guide; "none" refuses `is_causal`.
         per_query: whom a query meets does not depend on the other queries.
+        size_field: the field, a number, that grows with the keys that a query meets; None if there is none.
     """
 
     name: ClassVar[str] = ""
     causality: ClassVar[str] = "mask"
     per_query: ClassVar[bool] = False
+    size_field: ClassVar[str | None] = None
 
     def __post_init__(self) -> None:
         self.check()

@@ -107,6 +107,8 @@ class Clustered(QueryClustering):
         True
     """
 
+    size_field = "clusters"
+
     clusters: int = 100
     iterations: int = 10
     space: str = "hamming"

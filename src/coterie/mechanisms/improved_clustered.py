@@ -38,6 +38,8 @@ class ImprovedClustered(QueryClustering):
         True
     """
 
+    size_field = "topk"
+
     clusters: int = 100
     topk: int = 32
     iterations: int = 10

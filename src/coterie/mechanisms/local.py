@@ -65,6 +65,8 @@ class Local(Mechanism):
         [0, 0, 1, 1, 0, 0]
     """
 
+    size_field = "window"
+
     window: int = 256
 
     causality: ClassVar[str] = "strict"

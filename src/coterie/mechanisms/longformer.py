@@ -34,6 +34,8 @@ class Longformer(Mechanism):
         [[1, 1, 1, 1, 1, 1], [1, 1, 0, 0, 0, 0], [1, 0, 1, 0, 0, 0]]
     """
 
+    size_field = "window"
+
     window: int = 256
     global_tokens: int = 1
 

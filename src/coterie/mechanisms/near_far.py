@@ -86,6 +86,8 @@ class NearFar(Mechanism):
         torch.Size([1, 4, 200, 16])
     """
 
+    size_field = "near"
+
     near: int = 64
     query_clusters: int | str = "auto"
     key_clusters: int | str = "auto"

@@ -42,6 +42,8 @@ class Reformer(Mechanism):
         torch.Size([1, 4, 200, 16])
     """
 
+    size_field = "chunk_size"
+
     rounds: int = 4
     chunk_size: int = 64
     strict: bool = False

@@ -35,6 +35,8 @@ class Routing(Mechanism):
         torch.Size([1, 4, 200, 16])
     """
 
+    size_field = "window"
+
     clusters: int = 16
     window: int = 128
     iterations: int = 5

@@ -66,6 +66,8 @@ class Smyrf(Mechanism):
         torch.Size([1, 4, 200, 16])
     """
 
+    size_field = "cluster_size"
+
     rounds: int | str = 4
     cluster_size: int = 64
     transform: str = "smyrf"

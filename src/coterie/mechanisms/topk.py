@@ -29,6 +29,8 @@ class TopK(Mechanism):
         True
     """
 
+    size_field = "k"
+
     k: int = 32
 
     causality: ClassVar[str] = "strict"
