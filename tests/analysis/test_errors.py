@@ -377,28 +377,17 @@ def test_sizes_with_padding_and_across(spec, queries, keys):
 
 
 @dataclass(frozen=True)
-class FirstKeys(coterie.Mechanism):
-    """The first `count` keys, twice as many with `double`."""
+class Best(coterie.Mechanism):
+    """The best keys, twice as many with `double`."""
 
     double: bool = True
     count: int = 8
 
     size_field = "count"
-    name = "first-keys"
+    name = "best"
 
     def build(self, tokens):
-        keys, num_keys = tokens.real_keys
-        queries, num_queries = tokens.real_queries
-        zero = torch.zeros_like(num_queries)
-        stop = torch.minimum(num_keys, torch.tensor(self.count * (1 + self.double)))
-        only = coterie.Round(
-            query_order=tokens.per_head(queries),
-            query_offsets=tokens.per_head(torch.stack([zero, num_queries], -1)),
-            key_order=tokens.per_head(keys),
-            key_start=tokens.per_head(zero[:, None]),
-            key_stop=tokens.per_head(stop[:, None]),
-        )
-        return tokens.plan((only,))
+        return coterie.TopK(k=self.count * (1 + self.double)).build(tokens)
 
 
 class Twice(coterie.Smyrf):
@@ -407,13 +396,13 @@ class Twice(coterie.Smyrf):
 
 def test_mechanisms_of_users_are_sized_by_the_field_that_they_name():
     q, k, v = tensors(1, 2, 101)
-    assert sized(FirstKeys(), 30, q, k) == FirstKeys(count=15)
-    assert sized(FirstKeys(double=False), 30, q, k) == FirstKeys(double=False, count=30)
+    assert sized(Best(), 30, q, k) == Best(count=15)
+    assert sized(Best(double=False), 30, q, k) == Best(double=False, count=30)
     assert sized(Twice(rounds=2), 30, q, k).cluster_size == sized("smyrf:rounds=2", 30, q, k).cluster_size
-    found = compare([FirstKeys(), "topk"], q, k, v, keys=20)
+    found = compare([Best(), "topk"], q, k, v, keys=20)
     assert [row.keys_met for row in found.rows] == [20, 20]
-    wrong = type("Wrong", (FirstKeys,), {"size_field": "counts"})()
-    with pytest.raises(ValueError, match=r"first-keys\.size_field: expected a field of double, count, got 'counts'"):
+    wrong = type("Wrong", (Best,), {"size_field": "counts"})()
+    with pytest.raises(ValueError, match=r"best\.size_field: expected a field of double, count, got 'counts'"):
         sized(wrong, 30, q, k)
     with pytest.raises(ValueError, match=r"mechanism: expected one of smyrf, .* to size for 30 keys, got 'topk@5'"):
         sized("topk@5", 30, q, k)

@@ -322,6 +322,10 @@ def test_spearman_is_the_correlation_of_the_ranks():
     assert all(math.isnan(row["error"]) for row in alone.table())
 
 
+SIZES = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 32}
+TINY = {**SIZES, "num_attention_heads": 4, "num_key_value_heads": 2}
+
+
 @pytest.fixture
 def transformers():
     return pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
@@ -330,15 +334,7 @@ def transformers():
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 def test_the_maps_are_those_that_hugging_face_gives(transformers):
     """GQA and causal with padding on the left: against the eager model's own attentions."""
-    config = transformers.LlamaConfig(
-        vocab_size=50,
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-    )
+    config = transformers.LlamaConfig(**TINY, num_hidden_layers=2, max_position_embeddings=64)
     torch.manual_seed(0)
     model = transformers.LlamaModel(config).eval()
     batch = {"input_ids": torch.randint(50, (2, 27)), "attention_mask": padding(2, 27, [19, 27], "left").long()}
@@ -356,15 +352,7 @@ def test_the_maps_are_those_that_hugging_face_gives(transformers):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 def test_sliding_windows_are_named_and_a_refusal_leaves_the_model_as_it_was(transformers):
-    config = transformers.MistralConfig(
-        vocab_size=50,
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        sliding_window=8,
-    )
+    config = transformers.MistralConfig(**TINY, num_hidden_layers=1, sliding_window=8)
     windowed = transformers.MistralModel(config).eval()
     batch = {"input_ids": torch.randint(50, (1, 27))}
     with pytest.raises(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,20 +65,9 @@ def attention_errors(
         >>> round(float(everything.mean("mass").value), 5), bool(everything.mean("output").value < 1e-5)
         (1.0, True)
     """
-    call = Call.of(
-        q,
-        k,
-        v,
-        attn_mask=attn_mask,
-        key_mask=key_mask,
-        query_mask=query_mask,
-        is_causal=is_causal,
-        causal_offset=causal_offset,
-        scale=scale,
-        layer=layer,
-        backend=backend,
-        runs=False,
-    )
+    masks: dict[str, Any] = {"attn_mask": attn_mask, "key_mask": key_mask, "query_mask": query_mask}
+    place: dict[str, Any] = {"is_causal": is_causal, "causal_offset": causal_offset, "layer": layer}
+    call = Call.of(q, k, v, **masks, **place, scale=scale, backend=backend, runs=False)
     return errors_of(call, as_mechanism(mechanism), rows, seed, confidence)
 
 
