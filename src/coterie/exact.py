@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 
 import torch
 from torch import Tensor
@@ -70,19 +70,19 @@ class ExactRows:
         first, stop, _ = columns.indices(self.call.sizes.keys)
         together = self._queries @ self.call.k[:, :, first:stop].detach().to(self.dtype).mT
         scores = together.double().view(*self.shape, stop - first)
-        hidden = ~self._real[:, None, :, None]
+        hidden = [] if self._all_real else [~self._real[:, None, :, None]]
         if self.call.key_mask is not None:
-            hidden = hidden | ~self.call.key_mask[:, None, None, first:stop]
+            hidden.append(~self.call.key_mask[:, None, None, first:stop])
         if self.call.causal:
             keys = torch.arange(first, stop, device=scores.device)
-            hidden = hidden | (keys > self.positions[:, None, :, None])
+            hidden.append(keys > self.positions[:, None, :, None])
         if self.call.pair_mask is not None:
             mask = self._of_rows(self.call.pair_mask.detach(), slice(first, stop))
             if mask.dtype == torch.bool:
-                hidden = hidden | ~mask
+                hidden.append(~mask)
             else:
                 scores += mask
-        return scores.masked_fill_(hidden, float("-inf"))
+        return scores.masked_fill_(reduce(torch.logical_or, hidden), float("-inf")) if hidden else scores
 
     @cached_property
     def lse(self) -> Tensor:
@@ -114,6 +114,10 @@ class ExactRows:
         """(B, R): whether there is a query, and one that is answered."""
         answered, there = self.call.answered, self.rows >= 0
         return there if answered is None else there & answered.gather(-1, self._index)
+
+    @cached_property
+    def _all_real(self) -> bool:
+        return bool(self._real.all())
 
     @cached_property
     def _queries(self) -> Tensor:

@@ -24,7 +24,7 @@ class HeadMap:
 
     Attributes:
         sample, head: which one it is.
-        call: of this head alone, with q and k in float64.
+        call: of this head alone, in float64, with the keys from the first real one to the last.
         query_at, key_at: (queries,), (keys,): the index of each real row among all rows, ascending.
 
     Example:
@@ -46,26 +46,6 @@ class HeadMap:
     def shape(self) -> tuple[int, int]:
         """Real queries × real keys."""
         return len(self.query_at), len(self.key_at)
-
-    @property
-    def q(self) -> Tensor:
-        """(queries, D) float64, real rows alone, scaled."""
-        return self.call.scale * self.call.q[0, 0, self.query_at]
-
-    @property
-    def k(self) -> Tensor:
-        """(keys, D) float64, real rows alone."""
-        return self.call.k[0, 0, self.key_at]
-
-    @property
-    def offset(self) -> int | None:
-        """Query i sees the keys ≤ i + offset; None: all of them."""
-        return int(self.call.offset) if self.call.causal else None
-
-    @property
-    def mask(self) -> Tensor | None:
-        """(Nq | 1, Nk | 1), bool or float: SDPA's mask of pairs, indexed by all rows."""
-        return None if self.call.pair_mask is None else self.call.pair_mask[0, 0]
 
     def blocks(self) -> Iterator[tuple[slice, Tensor]]:
         """The rows, a block at a time: which, and their weights on the first keys; those on all later keys are 0."""
@@ -105,8 +85,10 @@ class HeadMap:
         exact = ExactRows(self.call, self.query_at[None, rows])
         visible = exact.visible
         weights = softmax(exact.scores(slice(0, visible)))[0, 0]
-        everyone = len(self.key_at) == self.call.sizes.keys
-        return weights if everyone else weights[:, self.key_at[self.key_at < visible]]
+        if len(self.key_at) == self.call.sizes.keys:
+            return weights
+        column = self.key_at - self.key_at[0]
+        return weights[:, column[column < visible]]
 
 
 def head_maps(
@@ -155,33 +137,30 @@ def call_maps(call: Call) -> Iterator[HeadMap]:
         for b in range(call.sizes.batch):
             query_at, key_at = real_queries[b].nonzero()[:, 0], real_keys[b].nonzero()[:, 0]
             for h in range(call.sizes.heads):
-                yield HeadMap(b, h, _one_head(call, b, h), query_at, key_at)
+                yield HeadMap(b, h, _one_head(call, b, h, key_at), query_at, key_at)
 
     return walk()
 
 
-def _one_head(call: Call, b: int, h: int) -> Call:
-    """A call of one head of one sample, whose q and k are in float64."""
+def _one_head(call: Call, b: int, h: int, key_at: Tensor) -> Call:
+    """A call of one head of one sample in float64, without the keys before the first real one and behind the last."""
     sizes, pairs = call.sizes, call.pair_mask
-    sample, head = slice(b, b + 1), slice(h, h + 1)
     key_head = h // (sizes.heads // sizes.key_heads)
+    first, stop = int(key_at[0]), int(key_at[-1]) + 1
     if pairs is not None:
-        pairs = pairs.detach().expand(sizes.batch, sizes.heads, -1, -1)[sample, head]
-
-    def of_sample(mask: Tensor | None) -> Tensor | None:
-        return None if mask is None else mask[sample]
-
+        pairs = pairs.detach().expand(sizes.batch, sizes.heads, -1, -1)[b, h][None, None]
+        pairs = pairs[..., first:stop] if pairs.shape[-1] > 1 else pairs
     return replace(
         call,
-        q=call.q[sample, head].detach().double(),
-        k=call.k[sample, key_head : key_head + 1].detach().double(),
+        q=call.q[b, h][None, None].detach().double(),
+        k=call.k[b, key_head, first:stop][None, None].detach().double(),
         v=None,
-        sizes=Sizes(1, 1, 1, sizes.queries, sizes.keys),
-        key_mask=of_sample(call.key_mask),
-        query_mask=of_sample(call.query_mask),
+        sizes=Sizes(1, 1, 1, sizes.queries, stop - first),
+        key_mask=None if call.key_mask is None or len(key_at) == stop - first else call.key_mask[b, None, first:stop],
+        query_mask=None,  # whoever is asked for is real
         guests=None,
         pair_mask=pairs,
-        offset=call.offset[sample],
+        offset=call.offset[b, None] - first,
     )
 
 
