@@ -4,15 +4,41 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCKS = [(page, code) for page in PAGES for code in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)]
 
 
+WIDTH = 88  # characters that fit into the site's column
+
+
+def given(folder):
+    """What the README's first block takes for granted: the path of a model, and batches of text."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    LlamaForCausalLM(LlamaConfig(vocab_size=50, **sizes)).save_pretrained(folder)
+    return {"path": folder, "batches": [{"input_ids": torch.randint(50, (1, 100))} for _ in range(3)]}
+
+
 @pytest.mark.parametrize(("page", "code"), BLOCKS, ids=[f"{page.name}-{i}" for i, (page, _) in enumerate(BLOCKS)])
-def test_the_blocks_run(page, code):
-    exec(compile(code, str(page), "exec"), {"__name__": "docs"})
+def test_the_blocks_run(page, code, tmp_path):
+    first = (page, code) == BLOCKS[0]
+    exec(compile(code, str(page), "exec"), {"__name__": "docs"} | (given(tmp_path) if first else {}))
+
+
+def test_the_readme_starts_with_three_lines():
+    assert BLOCKS[0][0].name == "README.md"
+    assert [call in BLOCKS[0][1] for call in (".from_pretrained(", "coterie.fit(", ".apply(model)")] == [True] * 3
+
+
+@pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.stem)
+def test_code_fits_its_column(page):
+    for code in re.findall(r"```(?:python|sh)\n(.*?)```", page.read_text(), re.DOTALL):
+        assert [line for line in code.splitlines() if len(line) > WIDTH] == []
 
 
 def test_the_readme_starts_with_two_commands():
