@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from docs.check_links import broken
+from docs.pictures import PICTURES
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -15,7 +17,7 @@ WIDTH = 88  # characters that fit into the site's column
 
 
 def given(folder):
-    """What the README's first block takes for granted: the path of a model, and batches of text."""
+    """What the first block of the README and the site takes for granted: the path of a model, and batches of text."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -26,8 +28,8 @@ def given(folder):
 
 @pytest.mark.parametrize(("page", "code"), BLOCKS, ids=[f"{page.name}-{i}" for i, (page, _) in enumerate(BLOCKS)])
 def test_the_blocks_run(page, code, tmp_path):
-    first = (page, code) == BLOCKS[0]
-    exec(compile(code, str(page), "exec"), {"__name__": "docs"} | (given(tmp_path) if first else {}))
+    names = given(tmp_path) if "from_pretrained(path)\n" in code else {}
+    exec(compile(code, str(page), "exec"), {"__name__": "docs"} | names)
 
 
 def test_the_readme_starts_with_three_lines():
@@ -60,10 +62,14 @@ def test_links_inside_the_repo_lead_somewhere():
             assert not anchor or anchor in [re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in headings], link
 
 
+@pytest.mark.parametrize("name", PICTURES)
+def test_drawings_are_up_to_date(name):
+    """`python -m docs.pictures` draws them, bars from the tables of docs/numbers.md."""
+    assert (ROOT / "docs" / "_static" / name).read_text(encoding="utf-8") == PICTURES[name]()
+
+
 def test_a_built_site_with_a_broken_link_is_noticed(tmp_path):
     """The check that `make docs` runs."""
-    from docs.check_links import broken
-
     (tmp_path / "style.css").write_text("")
     (tmp_path / "a.html").write_text('<a href="b.html#here">b</a><a href="https://x.org">x</a><link href="style.css">')
     (tmp_path / "b.html").write_text('<p id="here"><a href="#here">me</a>')
