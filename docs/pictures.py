@@ -55,7 +55,7 @@ def near_far() -> str:
     groups, clusters = [(42, 70), (42, 150), (42, 230)], [(330, 78), (440, 134), (560, 84), (370, 226), (520, 224)]
     sizes, near = [7, 6, 8, 7, 6], {(0, 1), (0, 2), (0, 5), (1, 0), (1, 4)}
     parts = [
-        text(78, 22, "queries, in groups", "ink bold", "middle"),
+        text(20, 22, "queries, in groups", "ink bold"),
         text(445, 22, "keys, in clusters", "ink bold", "middle"),
     ]
     keys, means, lines = [], [], []
