@@ -8,7 +8,6 @@ copyright = "2026, the Coterie developers"
 version = release = __version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-exclude_patterns: list[str] = []
 myst_heading_anchors = 3
 myst_enable_extensions = ["dollarmath"]
 html_theme = "furo"

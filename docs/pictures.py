@@ -52,7 +52,7 @@ def text(x: float, y: float, words: str, kind: str = "ink", anchor: str = "start
 
 def near_far() -> str:
     """Queries in groups; one group's near keys, and the means of all clusters."""
-    groups, clusters = [(42, 70), (42, 150), (42, 230)], [(330, 78), (440, 134), (560, 84), (370, 226), (520, 224)]
+    groups, clusters = [(42, 70), (42, 150), (42, 230)], [(330, 70), (430, 152), (565, 118), (310, 232), (545, 236)]
     sizes, near = [7, 6, 8, 7, 6], {(0, 1), (0, 2), (0, 5), (1, 0), (1, 4)}
     parts = [
         text(20, 22, "queries, in groups", "ink bold"),

@@ -270,7 +270,7 @@ REFUSED = {
 @pytest.mark.parametrize("which", ["q", "k", "v", "mask"])
 @pytest.mark.parametrize("mechanism", ["smyrf:rounds=1,cluster_size=4", "improved-clustered:clusters=3,topk=2"])
 def test_what_has_no_derivative_says_so(how, which, mechanism, backend):
-    """The guide: "No forward-mode derivatives, no second derivatives and no `torch.func` transforms: each is refused"."""
+    """The guide: "no second derivatives and no `torch.func` transforms: each is refused by name"."""
     q, k, v = tensors(1, 2, 9, dim=4)
     given = {"q": q, "k": k, "v": v, "mask": torch.zeros(1, 1, 1, 9, dtype=q.dtype) + 0.1}
 

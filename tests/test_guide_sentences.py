@@ -155,7 +155,8 @@ def test_padding_that_differs_needs_an_offset(name, causal):
 @both
 @pytest.mark.parametrize("name", [name for name in EACH if name in CAUSAL])
 @says(
-    "**mask**: no value from the future is averaged in. The grouping may still depend on later tokens, as in the papers.",
+    "**mask**: no value from the future is averaged in. The grouping may still depend on later tokens, as in the "
+    "papers.",
     page="guide/causality.md",
 )
 def test_no_value_from_the_future_is_averaged_in(name):
