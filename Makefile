@@ -91,9 +91,9 @@ sanitize: setup  ## the C++ under AddressSanitizer and UBSan
 	rm -f $(STAMP)
 	$(BIN)/python -m pip install --quiet --no-deps --editable . --config-settings=cmake.define.COTERIE_SANITIZE=ON \
 		--config-settings=build-dir=build/sanitize
-	for isa in portable avx2 avx512; do COTERIE_ISA=$$isa $(SANITIZED) $(BIN)/python -m pytest -q tests/test_native.py \
-		tests/test_engine.py -k "(test_native and (refuse or radix or threads or short_floats or hamming)) or \
+	for isa in portable avx2 avx512; do COTERIE_ISA=$$isa $(SANITIZED) $(BIN)/python -m pytest -q tests/engine/test_native.py \
+		tests/engine/test_engine.py -k "(test_native and (refuse or radix or threads or short_floats or hamming)) or \
 		(test_native and plans_equal and 111) or (test_engine and native and not memory and not on_average)" || exit 1; done
-	$(SANITIZED) $(BIN)/python -m pytest -q tests/test_invariance.py -k "native"
+	$(SANITIZED) $(BIN)/python -m pytest -q tests/mechanisms/test_invariance.py -k "native"
 	$(SANITIZED) $(BIN)/python -m tests.fuzz --kind ops --count 100000
 	$(SANITIZED) $(BIN)/python -m tests.fuzz --kind plans --seconds 60

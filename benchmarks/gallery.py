@@ -38,7 +38,7 @@ from coterie.analysis import (
     tokens_html,
 )
 from coterie.files import write_whole
-from coterie.fitting.hosts import watch_dense
+from coterie.hosts import watch_dense
 from coterie.observe import Seen
 
 console = Console(width=140)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 import coterie
 from coterie.files import write_json
 from coterie.mechanisms.smyrf import Smyrf
-from coterie.schedule import RoundsSchedule
+from coterie.rounds_schedule import RoundsSchedule
 
 PAIRS, ASKED, VALUES, DIM, HEADS, LAYERS, BATCH = 96, 32, 16, 64, 4, 2, 16
 CLUSTER_SIZE, MAX_ERROR, MAX_ROUNDS, EVERY = 16, 0.6, 8, 25

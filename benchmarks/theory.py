@@ -38,7 +38,7 @@ from coterie.analysis.biclustering import (
     supplement_decides,
 )
 from coterie.analysis.biclustering.objectives import Objective
-from coterie.tiles import count_pairs
+from coterie.plan.tiles import count_pairs
 
 SEEDS = 8  # of methods that draw
 SIZES = ((8, 2, 4), (9, 3, 4), (12, 3, 1))  # tokens, clusters, sentences

@@ -12,8 +12,8 @@ import torch
 import coterie
 from coterie import Means, Mechanism, Plan, Round, Tokens
 from coterie.checking import RULES
-from coterie.grouping import balanced_offsets
 from coterie.mechanisms import base
+from coterie.planning.orders import balanced_offsets
 from tests.cases import MECHANISMS
 
 OTHERS = {

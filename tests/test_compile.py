@@ -15,7 +15,7 @@ import coterie.hf
 from coterie.engine import native
 from coterie.planning import native as planning
 from tests.cases import CAUSAL, MECHANISMS, close, padding, tensors
-from tests.families import FAMILIES
+from tests.hf.families import FAMILIES
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.compile warns about its own internals
 

@@ -71,8 +71,8 @@ def test_a_backend_that_is_not_there_says_so_in_one_sentence(monkeypatch):
         RuntimeError, match=r"^backend='native' is not available: it takes .*, not torch.float64 on cpu\.$"
     ):
         coterie.attention(q.double(), k.double(), v.double(), "full", backend="native")
-    monkeypatch.setattr(coterie.engine.native, "_missing", "the C++ engine was not built (no compiler)")
-    monkeypatch.setattr(coterie.engine.native, "_native", None)
+    monkeypatch.setattr(coterie.compiled, "_missing", "the C++ engine was not built (no compiler)")
+    monkeypatch.setattr(coterie.compiled, "_native", None)
     with pytest.raises(
         RuntimeError, match=r"^backend='native' is not available: the C\+\+ engine was not built [^.]*\.$"
     ):

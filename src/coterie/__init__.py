@@ -6,8 +6,9 @@ out = coterie.attention(q, k, v, coterie.Smyrf(rounds=4, cluster_size=64))
 
 from coterie import nn
 from coterie._version import __version__
+from coterie.backend import backends
 from coterie.checking import Broken, Checked, check_mechanism
-from coterie.engine import Attended, backends, grouped_attention
+from coterie.engine import Attended, grouped_attention
 from coterie.fitting import Fit, fit
 from coterie.functional import attention, attention_varlen
 from coterie.mechanisms import (
@@ -30,7 +31,7 @@ from coterie.mechanisms import (
 )
 from coterie.observe import Seen, observing
 from coterie.plan import Means, Plan, Round
-from coterie.schedule import RoundsSchedule
+from coterie.rounds_schedule import RoundsSchedule
 
 __all__ = [
     "AtLeast",

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coterie.arguments import Sizes, check_flag
-from coterie.engine.api import backends, check_padding, check_plan
+from coterie.backend import backends
+from coterie.call import Sizes, check_flag
+from coterie.engine.api import check_padding, check_plan
 from coterie.functional import MechanismLike, attention
 from coterie.mechanisms import AtLeast, Mechanism, as_mechanism
 from coterie.plan import Plan

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from coterie import observe
-from coterie.arguments import (
+from coterie.backend import choose_backend
+from coterie.call import (
     Sizes,
     autocast_tensors,
     check_dropout,
@@ -21,8 +22,8 @@ from coterie.arguments import (
     check_transforms,
     split_mask,
 )
-from coterie.engine.api import Attended, check_means, check_plan, choose_backend, execute, validate_plan
-from coterie.errors import expect, expect_int, expect_type
+from coterie.checks import expect, expect_int, expect_type
+from coterie.engine.api import Attended, check_means, check_plan, execute, validate_plan
 from coterie.mechanisms import AtLeast, Mechanism, as_mechanism
 from coterie.mechanisms.base import self_query_mask
 from coterie.plan import Plan

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from coterie.arguments import readable
-from coterie.errors import expect, expect_int, expect_type
+from coterie.call import readable
+from coterie.checks import expect, expect_int, expect_type
 from coterie.functional import MechanismLike, attention
 from coterie.mechanisms import Mechanism, as_mechanism
 

@@ -47,7 +47,7 @@ def main() -> int:
 
 
 def _runnable() -> list[str]:
-    code = "from coterie.engine import native; print(native.instruction_set())"
+    code = "from coterie import compiled; print(compiled.instruction_set())"
     best = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
     return list(SETS[: SETS.index(best) + 1])
 
@@ -92,11 +92,11 @@ def _supervise(kind: str, isa: str, options: argparse.Namespace, jobs: list[tupl
 def _work(options: argparse.Namespace) -> int:
     import torch
 
-    from coterie.engine import native
+    from coterie import compiled
     from tests.fuzz import ops, plans
 
     torch.set_num_threads(1)
-    if native.instruction_set() != options.isa:
+    if compiled.instruction_set() != options.isa:
         print(f"{options.isa} does not run here", file=sys.stderr)
         return 2
     plans.check(plans.draw(0), "auto")  # torch loads much of itself at the first call

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coterie.engine import native
+from coterie import compiled
 
 REFUSALS = (ValueError, TypeError, RuntimeError, MemoryError, BufferError, OverflowError)
 NUMBERS = (-(2**63), -(2**31), -7, -1, 0, 1, 2, 3, 5, 17, 2**25, 2**31 - 1, 2**31, 2**40, 2**63 - 1)
@@ -59,7 +59,7 @@ def check(seed: int) -> bool:
 
 
 def _make(name: str, arguments: Arguments) -> None:
-    module = native.kernels()
+    module = compiled.kernels()
     if name not in ("forward", "backward"):
         getattr(module, name)(**arguments)
         return

@@ -5,12 +5,12 @@
 
 from coterie.analysis.compare import ABLATION, Comparison, compare, sized
 from coterie.analysis.errors import AttentionErrors, Estimate, attention_errors
-from coterie.analysis.figures_memberships import draw_grid, draw_locality, draw_meetings, draw_tokens, tokens_html
-from coterie.analysis.figures_spectra import draw_spectra
+from coterie.analysis.figures.memberships import draw_grid, draw_locality, draw_meetings, draw_tokens, tokens_html
+from coterie.analysis.figures.saving import save
+from coterie.analysis.figures.spectra import draw_spectra
 from coterie.analysis.images import Pixels, image_queries
 from coterie.analysis.maps import HeadMap, head_maps
 from coterie.analysis.memberships import Locality, groups_of, locality, meetings
-from coterie.analysis.saving import save
 from coterie.analysis.spectra import HeadSpectrum, Spectra, head_spectra, spectra
 
 __all__ = [

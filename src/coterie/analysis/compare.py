@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from coterie.analysis.errors import AttentionErrors, Estimate, attention_errors
-from coterie.arguments import check_flag, check_tensors, check_token_mask
-from coterie.errors import expect, expect_int
+from coterie.call import check_flag, check_tensors, check_token_mask
+from coterie.checks import expect, expect_int
 from coterie.functional import MechanismLike
 from coterie.mechanisms import (
     Clustered,

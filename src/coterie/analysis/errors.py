@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from coterie.arguments import Sizes, check_offset, check_scale, check_tensors, check_token_mask, split_mask
+from coterie.call import Sizes, check_offset, check_scale, check_tensors, check_token_mask, split_mask
+from coterie.checks import expect, expect_int, expect_type
 from coterie.engine.api import grouped_attention
-from coterie.errors import expect, expect_int, expect_type
 from coterie.functional import MechanismLike
-from coterie.grouping import compact
 from coterie.mechanisms import as_mechanism
 from coterie.mechanisms.base import self_query_mask
 from coterie.observe import Seen
 from coterie.plan import Plan, Round
+from coterie.planning.orders import compact
 
 _BUDGET = 1 << 21  # weights in memory at a time
 

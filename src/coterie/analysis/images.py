@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from coterie.errors import expect, expect_int, expect_type
+from coterie.checks import expect, expect_int, expect_type
 
 
 class Pixels(NamedTuple):

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from coterie.arguments import check_flag, check_offset, check_scale, check_tensors, check_token_mask, split_mask
-from coterie.errors import expect
+from coterie.call import check_flag, check_offset, check_scale, check_tensors, check_token_mask, split_mask
+from coterie.checks import expect
 from coterie.mechanisms.base import self_query_mask
 
 BLOCK = 1 << 22  # weights that are there at the same time

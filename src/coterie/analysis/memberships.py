@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from coterie.errors import expect, expect_choice, expect_int, expect_type
+from coterie.checks import expect, expect_choice, expect_int, expect_type
 from coterie.plan import Means, Plan, Round
-from coterie.tiles import PlanTiles, Tile
+from coterie.plan.tiles import PlanTiles, Tile
 
 _BAND = 1 << 24  # pairs that are looked at together
 SIDES = ("queries", "keys")

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from coterie.analysis.maps import HeadMap, head_maps
-from coterie.errors import expect, expect_choice, expect_int, expect_type
-from coterie.fitting.hosts import watch_dense
+from coterie.checks import expect, expect_choice, expect_int, expect_type
+from coterie.hosts import watch_dense
 from coterie.mechanisms import Full, Mechanism, as_mechanism
 from coterie.observe import Seen
 

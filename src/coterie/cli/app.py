@@ -21,7 +21,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import coterie
-from coterie.cli import inputs, looking, theory
+from coterie.cli import inputs, inspect, theory
 from coterie.cli.console import (
     Extend,
     Json,
@@ -47,7 +47,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-app.command("inspect")(looking.inspect)
+app.command("inspect")(inspect.inspect)
 app.add_typer(theory.app, name="theory")
 
 

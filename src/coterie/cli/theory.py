@@ -154,7 +154,7 @@ def assumptions_command(
     """Theorem 2 on a model: for how many queries of each module do its three assumptions hold?"""
     import coterie
     from coterie.analysis.biclustering import assumptions
-    from coterie.fitting.hosts import watch_dense
+    from coterie.hosts import watch_dense
     from coterie.observe import Seen
 
     chosen = coterie.as_mechanism(mechanism)

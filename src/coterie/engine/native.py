@@ -5,71 +5,15 @@ The kernels know nothing of torch: tensors reach them through DLPack. Accumulati
 
 from __future__ import annotations
 
-import ctypes
-from importlib import import_module
-from pathlib import Path
-from types import ModuleType
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from coterie.arguments import check_transforms
-from coterie.errors import SECOND_DERIVATIVE
+from coterie.call import check_transforms
+from coterie.checks import SECOND_DERIVATIVE
+from coterie.compiled import kernels, last_contiguous, mask_bytes
 from coterie.plan import Means, Plan
-
-_native: ModuleType | None = None
-_missing, _instruction_set = "", ""
-try:
-    _native = import_module("coterie._native")
-    _instruction_set = _native.instruction_set()
-except ImportError as error:
-    _missing = f"the C++ engine was not built when Coterie was installed ({error})"
-
-
-def _torchs_team() -> int:
-    """The address of GOMP_parallel in the OpenMP library that torch has loaded; 0 if it is another kind of library."""
-    try:
-        maps = Path("/proc/self/maps").read_text()
-    except OSError:
-        return 0
-    paths = {line.split(maxsplit=5)[5] for line in maps.splitlines() if "libgomp" in line}
-    paths = {path for path in paths if "/torch/" in path or "/torch.libs/" in path} or paths
-    if len(paths) != 1:
-        return 0
-    return ctypes.cast(ctypes.CDLL(paths.pop()).GOMP_parallel, ctypes.c_void_p).value or 0
-
-
-if _native is not None:
-    _native.adopt_team(_torchs_team())
-
-
-def why_not() -> str:
-    """Why the kernels cannot run here; empty if they can."""
-    return _missing
-
-
-def instruction_set() -> str:
-    """Which copy of the kernels runs on this CPU: "avx512", "avx2" or "portable"."""
-    return _instruction_set
-
-
-def kernels() -> Any:
-    """The compiled module."""
-    if _native is None:
-        raise RuntimeError(f"backend='native' is not available: {_missing}.")
-    return _native
-
-
-def last_contiguous(x: Tensor) -> Tensor:
-    """The tensor as the kernels read it: any strides but the last."""
-    x = x.detach()
-    return x if x.stride(-1) == 1 or x.shape[-1] <= 1 else x.contiguous()
-
-
-def mask_bytes(mask: Tensor | None) -> Tensor | None:
-    """A bool mask as bytes."""
-    return None if mask is None else mask.detach().contiguous().view(torch.uint8)
 
 
 def _pair_mask(mask: Tensor | None) -> Tensor | None:

@@ -15,11 +15,11 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from coterie.arguments import check_transforms
+from coterie.call import check_transforms
+from coterie.checks import SECOND_DERIVATIVE
 from coterie.draws import keep_pairs
-from coterie.errors import SECOND_DERIVATIVE
 from coterie.plan import Means, Plan
-from coterie.tiles import Multiplicity, PlanTiles, Tile
+from coterie.plan.tiles import Multiplicity, PlanTiles, Tile
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 import torch
 
 from coterie._version import __version__
-from coterie.errors import expect, expect_type
+from coterie.checks import expect, expect_type
 from coterie.files import plain, read_json, write_json
-from coterie.fitting.hosts import DENSE, Host, host_of
 from coterie.fitting.measures import Fidelity, Measure, length_of
 from coterie.fitting.profile import Tried, profile
 from coterie.fitting.search import Choices, cheapest, path
+from coterie.hosts import DENSE, Host, host_of
 from coterie.mechanisms import ImprovedClustered, Local, Longformer, Mechanism, NearFar, Smyrf, as_mechanism
 
 Progress = Callable[[str, int, int], None]

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from coterie.errors import expect
-from coterie.fitting.hosts import HfHost, Host, without_labels
+from coterie.checks import expect
+from coterie.hosts import HfHost, Host, without_labels
 
 Measure = str | Callable[[Any, Any], float]
 _SLICE = 512  # tokens whose logits are there at the same time

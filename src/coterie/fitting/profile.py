@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from coterie.errors import expect
-from coterie.fitting.hosts import DENSE, Host
+from coterie.checks import expect
+from coterie.hosts import DENSE, Host
 from coterie.mechanisms import Full, Mechanism
 from coterie.observe import Seen, observing
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 from itertools import pairwise
 
-from coterie.fitting.hosts import DENSE
 from coterie.fitting.profile import Tried
+from coterie.hosts import DENSE
 
 Choices = dict[str, str]
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from coterie.errors import expect
+from coterie.checks import expect
 from coterie.mechanisms import Mechanism, NearFar, as_mechanism
 
 DENSE = "dense"

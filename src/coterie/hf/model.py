@@ -15,7 +15,7 @@ import transformers
 from torch import nn
 from transformers import AutoConfig, PreTrainedModel
 
-from coterie.errors import expect, expect_choice, expect_int
+from coterie.checks import expect, expect_choice, expect_int
 from coterie.files import read_json
 from coterie.hf import choice
 from coterie.hf.attend import NAME

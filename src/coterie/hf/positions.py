@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from coterie.errors import expect, expect_int
+from coterie.checks import expect, expect_int
 
 _Model = TypeVar("_Model", bound=nn.Module)
 _TABLES = ("position_embeddings", "wpe", "position_embedding", "embed_positions")  # what models call it

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from coterie.mechanisms import Full, Local, Mechanism, Tokens
 from coterie.mechanisms.at_least import Around
-from coterie.mixing import by_sample
 from coterie.plan import Plan
+from coterie.plan.mixing import by_sample
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from coterie.errors import expect, expect_type
+from coterie.checks import expect, expect_type
 
 
 def model_inside(model: Any) -> PreTrainedModel:

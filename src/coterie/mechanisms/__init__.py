@@ -1,7 +1,8 @@
 """The mechanisms: one file each, a frozen dataclass and its plan."""
 
-from coterie.mechanisms.base import Mechanism, Tokens, as_mechanism, list_mechanisms, register
+from coterie.mechanisms.base import Mechanism, as_mechanism, list_mechanisms, register
 from coterie.mechanisms.smyrf import Smyrf
+from coterie.planning.tokens import Tokens
 
 from coterie.mechanisms.clustered import Clustered  # isort: skip
 from coterie.mechanisms.improved_clustered import ImprovedClustered  # isort: skip

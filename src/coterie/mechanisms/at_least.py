@@ -7,12 +7,13 @@ from typing import Any, ClassVar, NoReturn
 
 from torch import Tensor
 
-from coterie.arguments import readable
-from coterie.errors import expect_int, expect_type
-from coterie.mechanisms.base import Mechanism, Tokens
+from coterie.call import readable
+from coterie.checks import expect_int, expect_type
+from coterie.mechanisms.base import Mechanism
 from coterie.mechanisms.full import Full
-from coterie.mixing import by_sample
 from coterie.plan import Plan
+from coterie.plan.mixing import by_sample
+from coterie.planning.tokens import Tokens
 
 
 class Around(Mechanism):

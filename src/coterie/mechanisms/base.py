@@ -5,131 +5,22 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
+from dataclasses import MISSING, asdict, fields, is_dataclass
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
 
-from coterie.arguments import Sizes, check_flag, check_offset, check_scale, check_tensors, check_token_mask, no_autocast
-from coterie.engine.api import choose_backend
-from coterie.errors import expect, expect_int, expect_type
-from coterie.grouping import compact
-from coterie.guests import seat
-from coterie.plan import Means, Plan, Round
-from coterie.planning import native as native_steps
-from coterie.planning import reference as reference_steps
+from coterie.backend import choose_backend
+from coterie.call import Sizes, check_flag, check_offset, check_scale, check_tensors, check_token_mask, no_autocast
+from coterie.checks import expect, expect_int, expect_type
+from coterie.plan import Plan
+from coterie.plan.guests import seat
+from coterie.planning.tokens import Tokens
 
 _REGISTRY: dict[str, type[Mechanism]] = {}
 _FIELDS: dict[str, tuple[str, ...]] = {}  # of each, as a graph cannot be compiled through dataclasses.fields
 _Class = TypeVar("_Class", bound="type[Mechanism]")
-
-
-@dataclass(frozen=True, eq=False)
-class Tokens:
-    """What a mechanism plans from: queries and keys, and which of them are real.
-
-    Attributes:
-        sizes: batch, heads, key_heads, queries, keys.
-        query_mask, key_mask: (B, Nq), (B, Nk) bool, True for real tokens.
-        offset: (B,) int32; query i sits at key position i + offset.
-        causal: whether the keys behind a query's position are hidden from it.
-        scale: of the scores.
-        layer: index for the random draws.
-        backend: "reference" or "native"; `steps` are its versions of the costly parts.
-        guests: (B, Nq) bool, those of `query_mask` that are no real tokens; only what is `per_query` has any.
-    """
-
-    raw_q: Tensor
-    raw_k: Tensor
-    sizes: Sizes
-    query_mask: Tensor
-    key_mask: Tensor
-    offset: Tensor
-    causal: bool
-    scale: float
-    layer: int
-    backend: str = "reference"
-    guests: Tensor | None = None
-
-    @property
-    def steps(self) -> Any:
-        """The planning steps of the backend: `coterie.planning.reference` or its native twin."""
-        return native_steps if self.backend == "native" else reference_steps
-
-    @property
-    def q(self) -> Tensor:
-        """(B, H, Nq, D) float64; padded rows and numbers that are not finite are 0."""
-        return _planning(self.raw_q, self.query_mask)
-
-    @property
-    def k(self) -> Tensor:
-        """(B, H, Nk, D) float64, one for each query head; padded rows and numbers that are not finite are 0."""
-        return _planning(self.raw_k, self.key_mask).repeat_interleave(self.sizes.heads // self.sizes.key_heads, 1)
-
-    @property
-    def device(self) -> torch.device:
-        """Where the plan is made."""
-        return self.raw_q.device
-
-    @property
-    def query_positions(self) -> Tensor:
-        """(B, Nq): the key position that each query is level with."""
-        return torch.arange(self.sizes.queries, device=self.device) + self.offset[:, None]
-
-    @property
-    def real_queries(self) -> tuple[Tensor, Tensor]:
-        """The real queries in order, (B, Nq) int32, and how many, (B,)."""
-        return compact(self.query_mask)
-
-    @property
-    def real_keys(self) -> tuple[Tensor, Tensor]:
-        """The real keys in order, (B, Nk) int32, and how many, (B,)."""
-        return compact(self.key_mask)
-
-    def per_head(self, index: Tensor) -> Tensor:
-        """A (B, …) index for every head, (B, H, …) int32, without a copy."""
-        shape = (index.shape[0], self.sizes.heads, *index.shape[1:])
-        return index.to(torch.int32)[:, None].expand(shape)
-
-    def plan(
-        self,
-        rounds: tuple[Round, ...],
-        *,
-        duplicates: Any = "count",
-        query_means: Means | None = None,
-        key_means: Means | None = None,
-        answer: Tensor | None = None,
-        mass: Tensor | None = None,
-    ) -> Plan:
-        """A plan for these tokens; if causal, a query that meets only the future falls back on itself."""
-        return Plan(
-            num_queries=self.sizes.queries,
-            num_keys=self.sizes.keys,
-            key_heads=self.sizes.key_heads,
-            rounds=rounds,
-            offset=self.offset,
-            duplicates=duplicates,
-            causal=self.causal,
-            self_keys=self._self_keys() if self.causal else None,
-            query_means=query_means,
-            key_means=key_means,
-            answer=answer,
-            mass=mass,
-        )
-
-    def _self_keys(self) -> Tensor:
-        positions = self.query_positions
-        inside = (positions >= 0) & (positions < self.sizes.keys) & self.query_mask
-        at = positions.clamp(0, max(0, self.sizes.keys - 1)).long()
-        if self.sizes.keys:
-            inside = inside & self.key_mask.gather(-1, at)
-        return torch.where(inside, at, -1).to(torch.int32)
-
-
-def _planning(x: Tensor, mask: Tensor) -> Tensor:
-    wide = x.to(torch.float64).masked_fill(~mask[:, None, :, None], 0)
-    return torch.where(wide.isfinite(), wide, 0)
 
 
 class Mechanism(ABC):

@@ -8,10 +8,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from coterie.errors import expect_choice, expect_int
-from coterie.grouping import Parts, compact
-from coterie.mechanisms.base import Mechanism, Tokens, register
+from coterie.checks import expect_choice, expect_int
+from coterie.mechanisms.base import Mechanism, register
 from coterie.plan import Means, Plan, Round
+from coterie.planning.orders import Parts, compact
+from coterie.planning.tokens import Tokens
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ from typing import ClassVar
 
 import torch
 
-from coterie.mechanisms.base import Mechanism, Tokens, register
+from coterie.mechanisms.base import Mechanism, register
 from coterie.plan import Plan, Round
+from coterie.planning.tokens import Tokens
 
 
 @register("full")

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from coterie.errors import expect_int
-from coterie.mechanisms.base import Tokens, register
+from coterie.checks import expect_int
+from coterie.mechanisms.base import register
 from coterie.mechanisms.clustered import QueryClustering, QueryClusters
 from coterie.plan import Plan, Round
+from coterie.planning.tokens import Tokens
 
 
 @register("improved-clustered")

@@ -8,10 +8,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from coterie.errors import expect_int
-from coterie.grouping import ceil_div, compact
-from coterie.mechanisms.base import Mechanism, Tokens, register
+from coterie.checks import expect_int
+from coterie.mechanisms.base import Mechanism, register
 from coterie.plan import Plan, Round
+from coterie.planning.orders import ceil_div, compact
+from coterie.planning.tokens import Tokens
 
 _BLOCK = 128  # queries that share a gathered range of keys
 

@@ -7,11 +7,12 @@ from typing import ClassVar
 
 import torch
 
-from coterie.errors import expect_int
-from coterie.grouping import compact
-from coterie.mechanisms.base import Mechanism, Tokens, register
+from coterie.checks import expect_int
+from coterie.mechanisms.base import Mechanism, register
 from coterie.mechanisms.local import window_of, windowed
 from coterie.plan import Plan, Round
+from coterie.planning.orders import compact
+from coterie.planning.tokens import Tokens
 
 
 @register("longformer")

@@ -9,10 +9,11 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from coterie.errors import expect, expect_int, expect_type
-from coterie.grouping import Parts, ceil_div, compact
-from coterie.mechanisms.base import Mechanism, Tokens, register
+from coterie.checks import expect, expect_int, expect_type
+from coterie.mechanisms.base import Mechanism, register
 from coterie.plan import Means, Plan, Round
+from coterie.planning.orders import Parts, ceil_div, compact
+from coterie.planning.tokens import Tokens
 
 _QUERIES, _KEYS = 4, 2  # "auto": √(4N) groups of queries, √(2N) clusters of keys
 _SAMPLE = 16  # tokens a cluster that centroids are trained on

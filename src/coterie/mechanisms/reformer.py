@@ -8,10 +8,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from coterie.errors import expect_int, expect_type
-from coterie.grouping import balanced_offsets, ceil_div
-from coterie.mechanisms.base import Mechanism, Tokens, register
+from coterie.checks import expect_int, expect_type
+from coterie.mechanisms.base import Mechanism, register
 from coterie.plan import Plan, Round
+from coterie.planning.orders import balanced_offsets, ceil_div
+from coterie.planning.tokens import Tokens
 
 
 @register("reformer")

@@ -9,12 +9,14 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from coterie import draws, hashing
-from coterie.errors import expect, expect_choice, expect_int, expect_type
-from coterie.grouping import balanced_offsets, ceil_div
-from coterie.mechanisms.base import Mechanism, Tokens, register
+from coterie import draws
+from coterie.checks import expect, expect_choice, expect_int, expect_type
+from coterie.mechanisms.base import Mechanism, register
 from coterie.plan import Duplicates, Plan, Round
-from coterie.rounds import Orders, RoundErrors, round_errors, rounds_needed
+from coterie.planning import hashing
+from coterie.planning.orders import balanced_offsets, ceil_div
+from coterie.planning.round_errors import Orders, RoundErrors, round_errors, rounds_needed
+from coterie.planning.tokens import Tokens
 
 MAX_ROUNDS = 16  # of "auto", unless told
 
@@ -42,7 +44,7 @@ class Smyrf(Mechanism):
     `rounds_taken(plan)` counts. With `duplicates="once"` the error goes to 0 as rounds are added; with "count" it need
     not, as pairs that meet more often weigh more. Not in a compiled graph, whose shapes cannot depend on data.
     Looking costs about as much as ten rounds at 4,096 tokens, so this holds a bound rather than saves time;
-    `coterie.schedule.RoundsSchedule` looks only every so many steps.
+    `coterie.rounds_schedule.RoundsSchedule` looks only every so many steps.
 
     Args:
         rounds: hashing rounds H, or "auto".

@@ -7,9 +7,10 @@ from typing import ClassVar
 
 import torch
 
-from coterie.errors import expect_int
-from coterie.mechanisms.base import Mechanism, Tokens, register
+from coterie.checks import expect_int
+from coterie.mechanisms.base import Mechanism, register
 from coterie.plan import Plan, Round
+from coterie.planning.tokens import Tokens
 
 
 @register("topk")

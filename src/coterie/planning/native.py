@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from coterie import hashing
-from coterie.engine.native import kernels, last_contiguous, mask_bytes
-from coterie.grouping import Parts
+from coterie.compiled import kernels, last_contiguous, mask_bytes
 from coterie.plan import Means
+from coterie.planning import hashing
+from coterie.planning.orders import Parts
 
 if TYPE_CHECKING:
-    from coterie.mechanisms.base import Tokens
+    from coterie.planning.tokens import Tokens
 
 __all__ = [
     "buckets",

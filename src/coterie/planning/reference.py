@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from coterie import clustering, draws, hashing
+from coterie import draws
 from coterie.draws import Stream
-from coterie.grouping import Parts, group_by, order_by, rounded, top_indices
 from coterie.plan import Means
+from coterie.planning import hashing
+from coterie.planning.kmeans import euclidean_kmeans, hamming_kmeans, member_sums, nearest
+from coterie.planning.orders import Parts, group_by, order_by, rounded, top_indices
 
 if TYPE_CHECKING:
-    from coterie.mechanisms.base import Tokens
+    from coterie.planning.tokens import Tokens
 
 _BUDGET = 1 << 22  # scores in memory at a time
 
@@ -68,9 +70,7 @@ def buckets(
 
 def hamming_clusters(tokens: Tokens, clusters: int, iterations: int, bits: int, seed: int) -> Tensor:
     """The cluster of each query, (B, H, Nq), by the signs of random projections."""
-    return clustering.hamming_kmeans(
-        tokens.q, tokens.query_mask, clusters, iterations, bits, seed=seed, layer=tokens.layer
-    )
+    return hamming_kmeans(tokens.q, tokens.query_mask, clusters, iterations, bits, seed=seed, layer=tokens.layer)
 
 
 def kmeans(x: Tensor, parts: Parts, clusters: int, iterations: int, **options: Any) -> tuple[Tensor, Tensor]:
@@ -80,7 +80,7 @@ def kmeans(x: Tensor, parts: Parts, clusters: int, iterations: int, **options: A
         x: (B, heads, N, D) rows; what is not finite counts as 0.
         parts: which rows belong together.
         clusters: in a part, at most.
-        options: of `clustering.euclidean_kmeans`; `counts` is (B, parts), `centroids` (B, heads, parts · clusters, D).
+        options: of `euclidean_kmeans`; `counts` is (B, parts), `centroids` (B, heads, parts · clusters, D).
 
     Returns:
         labels (B, heads, N) in [0, clusters), by row, 0 for rows of no part; centroids like those of the options.
@@ -99,7 +99,7 @@ def kmeans(x: Tensor, parts: Parts, clusters: int, iterations: int, **options: A
     inside = inside.masked_fill(~used.flatten(0, 1)[:, None, :, None], 0)
     if centroids is not None:
         centroids = centroids.view(batch, heads, count, clusters, dim).transpose(1, 2).flatten(0, 1)
-    found, means = clustering.euclidean_kmeans(
+    found, means = euclidean_kmeans(
         inside,
         used.flatten(0, 1),
         clusters,
@@ -120,7 +120,7 @@ def cluster_means(tokens: Tokens, labels: Tensor, clusters: int, *, mask: Tensor
 
     `mask` (B, Nq): the queries that count, if not all real ones.
     """
-    sums, counts = clustering.member_sums(tokens.q, labels, tokens.query_mask if mask is None else mask, clusters)
+    sums, counts = member_sums(tokens.q, labels, tokens.query_mask if mask is None else mask, clusters)
     return sums / counts.clamp(min=1)
 
 
@@ -128,9 +128,9 @@ def routing_centroids(tokens: Tokens, clusters: int, iterations: int, seed: int)
     """Unit centroids of unit queries and keys together, (B, H, clusters, D), and each query's nearest, (B, H, Nq)."""
     q, mask = hashing.unit(tokens.q), torch.cat([tokens.query_mask, tokens.key_mask], -1)
     both = torch.cat([q, hashing.unit(tokens.k)], 2)
-    _, centroids = clustering.euclidean_kmeans(both, mask, clusters, iterations, seed=seed, layer=tokens.layer)
+    _, centroids = euclidean_kmeans(both, mask, clusters, iterations, seed=seed, layer=tokens.layer)
     centroids = hashing.unit(centroids)
-    return centroids, clustering.nearest(q, centroids)
+    return centroids, nearest(q, centroids)
 
 
 def top_keys(tokens: Tokens, queries: Tensor, count: int, *, unit: bool = False, causal: bool = False) -> Tensor:

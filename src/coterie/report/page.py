@@ -14,7 +14,7 @@ from plotly.offline import get_plotlyjs
 
 from coterie.files import plain, readable, write_whole
 from coterie.fitting.fit import Fit
-from coterie.fitting.hosts import DENSE
+from coterie.hosts import DENSE
 from coterie.report.pictures import Pictures
 
 _SYMBOLS = ("circle", "diamond", "square", "triangle-up")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from coterie.analysis.memberships import meetings
 from coterie.fitting.fit import Fit
-from coterie.fitting.hosts import DENSE, watch_dense
+from coterie.hosts import DENSE, watch_dense
 from coterie.mechanisms import Full, Mechanism, NearFar, as_mechanism
 from coterie.observe import Seen
 

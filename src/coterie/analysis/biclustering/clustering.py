@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.errors import expect, expect_int, expect_type
+from coterie.checks import expect, expect_int, expect_type
 from coterie.plan import Plan
 
 

@@ -20,7 +20,7 @@ from scipy.sparse import coo_array, csr_array, eye_array, hstack, kron, vstack
 from coterie.analysis.biclustering.clustering import Clustering
 from coterie.analysis.biclustering.objectives import Matrix, Problem, Solution
 from coterie.analysis.biclustering.special import assign
-from coterie.errors import expect, expect_choice
+from coterie.checks import expect, expect_choice
 
 PARTITIONS = 100_000  # of the keys
 VARIABLES = 60_000  # of the integer program

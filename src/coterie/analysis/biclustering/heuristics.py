@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from coterie.analysis.biclustering.clustering import Clustering
 from coterie.analysis.biclustering.objectives import Problem, Solution
 from coterie.analysis.biclustering.special import assign
-from coterie.errors import expect, expect_int
+from coterie.checks import expect, expect_int
 
 _Labels = NDArray[np.int64]
 

@@ -19,7 +19,7 @@ from coterie.analysis.biclustering.clustering import Clustering
 from coterie.analysis.biclustering.cover import exact_cover
 from coterie.analysis.biclustering.exact import solve
 from coterie.analysis.biclustering.objectives import Problem
-from coterie.errors import expect, expect_int
+from coterie.checks import expect, expect_int
 
 Triple = tuple[int, int, int]
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coterie.analysis.biclustering.clustering import Clustering
-from coterie.errors import expect, expect_choice, expect_int
+from coterie.checks import expect, expect_choice, expect_int
 
 Matrix = NDArray[np.float64]
 Objective = Literal["mass", "softmax"]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from coterie.analysis.biclustering.clustering import Clustering
 from coterie.analysis.biclustering.cover import exact_cover
 from coterie.analysis.biclustering.objectives import Objective, Problem, attention_map
-from coterie.errors import expect
+from coterie.checks import expect
 
 if TYPE_CHECKING:
     from coterie.analysis.biclustering.matching3d import Matching3D, Triple

@@ -14,7 +14,7 @@ from scipy.optimize import linear_sum_assignment
 
 from coterie.analysis.biclustering.clustering import Clustering
 from coterie.analysis.biclustering.objectives import Matrix, Problem, Solution, as_matrix
-from coterie.errors import expect, expect_int
+from coterie.checks import expect, expect_int
 
 
 def assign(losses: Matrix, sizes: tuple[int, ...]) -> NDArray[np.int64]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from coterie.analysis.biclustering.heuristics import balance
 from coterie.analysis.biclustering.objectives import Problem, Solution
-from coterie.errors import expect, expect_int
+from coterie.checks import expect, expect_int
 
 
 def spectral(problem: Problem, seed: int = 0) -> Solution:

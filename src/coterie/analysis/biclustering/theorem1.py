@@ -20,7 +20,7 @@ import numpy as np
 from coterie.analysis.biclustering.clustering import Clustering
 from coterie.analysis.biclustering.exact import PARTITIONS, count_partitions, every_clustering
 from coterie.analysis.biclustering.objectives import Matrix, Problem, as_matrix, softmax_error
-from coterie.errors import expect, expect_int
+from coterie.checks import expect, expect_int
 
 _SAME = 1e-9  # values this close, relatively, are one value
 

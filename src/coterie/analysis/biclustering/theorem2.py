@@ -19,9 +19,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from coterie.arguments import check_scale, check_tensors, check_token_mask
+from coterie.call import check_scale, check_tensors, check_token_mask
+from coterie.checks import expect, expect_int, expect_type
 from coterie.engine.api import check_plan
-from coterie.errors import expect, expect_int, expect_type
 from coterie.plan import Plan
 
 

@@ -1,0 +1,1 @@
+"""What the analysis draws; one palette, one way to save."""

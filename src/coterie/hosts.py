@@ -1,0 +1,202 @@
+"""Models whose attention can be chosen: Hugging Face's through `coterie.hf`, PyTorch's own through `coterie.nn`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from coterie.checks import expect
+from coterie.mechanisms import Full
+from coterie.nn import Swap, swap
+from coterie.observe import Seen, observing
+
+DENSE = "dense"
+
+
+class Host(ABC):
+    """A model, the attention modules in it, and what runs in them."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.current = ""  # the module that is running
+
+    @property
+    @abstractmethod
+    def names(self) -> list[str]:
+        """The attention modules that can be chosen."""
+
+    @abstractmethod
+    def put(self, choices: Mapping[str, str]) -> None:
+        """Let these mechanisms run, "dense" included."""
+
+    @abstractmethod
+    def restore(self) -> None:
+        """Put everything back."""
+
+    def undo(self) -> None:
+        """The model's own attention, whatever was put before this host came."""
+        self.restore()
+
+    @abstractmethod
+    def modules(self) -> dict[str, nn.Module]:
+        """The modules as they are now, by name."""
+
+    def run(self, batch: Any) -> Any:
+        """One forward pass."""
+        if isinstance(batch, Mapping):
+            return self.model(**batch)
+        return self.model(*batch) if isinstance(batch, tuple) else self.model(batch)
+
+    def hidden(self, batch: Any) -> Tensor:
+        """The final hidden states, (B, N, dim)."""
+        out = self.run(batch)
+        return out if isinstance(out, Tensor) else out[0]
+
+    def put_everywhere(self, mechanism: str) -> None:
+        """The same mechanism in every module."""
+        self.put(dict.fromkeys(self.names, mechanism))
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Inside, `current` is the name of the module that runs."""
+
+        def enter(name: str) -> Any:
+            def hook(module: nn.Module, inputs: Any) -> None:
+                self.current = name
+
+            return hook
+
+        hooks = [module.register_forward_pre_hook(enter(name)) for name, module in self.modules().items()]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+class TorchHost(Host):
+    """A model with torch.nn.MultiheadAttention inside."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self._names = [name for name, module in model.named_modules() if isinstance(module, nn.MultiheadAttention)]
+        expect(
+            bool(self._names), "model", "torch.nn.MultiheadAttention or Hugging Face's attention interface", "neither"
+        )
+        self._swap: Swap | None = None
+
+    @property
+    def names(self) -> list[str]:
+        return self._names
+
+    def modules(self) -> dict[str, nn.Module]:
+        return {name: self.model.get_submodule(name) for name in self._names}
+
+    def put(self, choices: Mapping[str, str]) -> None:
+        self.restore()
+        wanted = {name: spec for name, spec in choices.items() if spec != DENSE}
+        if wanted:
+            self._swap = swap(self.model, wanted)
+
+    def restore(self) -> None:
+        if self._swap is not None:
+            self._swap.undo()
+        self._swap = None
+
+
+class HfHost(Host):
+    """A model of transformers."""
+
+    def __init__(self, model: Any) -> None:
+        import coterie.hf
+
+        super().__init__(model)
+        self.hf = coterie.hf
+        self._modules = coterie.hf.attention_modules(model)
+        stored = getattr(model.config, "coterie", None)  # what `use` has put there, to be put back
+        in_use = model.config._attn_implementation == "coterie" and stored
+        self._before: dict[str, str] | None = dict(in_use["modules"]) if in_use else None
+        self._taken = False
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._modules)
+
+    def modules(self) -> dict[str, nn.Module]:
+        return self._modules
+
+    def put(self, choices: Mapping[str, str]) -> None:
+        self.hf.apply(self.model, choices)
+        self._taken = True
+
+    def undo(self) -> None:
+        if self._taken:
+            self.hf.undo(self.model)
+        self._taken = False
+
+    def restore(self) -> None:
+        self.undo()
+        if self._before is not None:
+            self.hf.apply(self.model, self._before)
+
+    def hidden(self, batch: Any) -> Tensor:
+        out = getattr(self.model, "base_model", self.model)(**without_labels(batch))
+        found = getattr(out, "last_hidden_state", getattr(out, "logits", None))
+        what = f"a callable, as {type(self.model).__name__} gives neither hidden states nor logits"
+        expect(isinstance(found, Tensor), "measure", what, "'hidden'")
+        assert isinstance(found, Tensor)
+        return found
+
+
+def without_labels(batch: Any) -> dict[str, Any]:
+    """A batch as the model without its head takes it."""
+    return {name: value for name, value in batch.items() if name != "labels"}
+
+
+def host_of(model: Any) -> Host:
+    """The host that fits a model."""
+    expect(isinstance(model, nn.Module), "model", "a torch.nn.Module", type(model).__name__)
+    if _is_hf(model):
+        return HfHost(model)
+    mixed = any(isinstance(part, nn.MultiheadAttention) for part in model.modules())
+    if not mixed and any(_is_hf(part) for part in model.modules()):
+        from coterie.hf.wrapped import model_inside  # transformers is there, as a model of its is
+
+        return HfHost(model_inside(model))
+    return TorchHost(model)
+
+
+def _is_hf(module: nn.Module) -> bool:
+    return any(
+        f"{kind.__module__}.{kind.__qualname__}".endswith("modeling_utils.PreTrainedModel")
+        for kind in type(module).__mro__
+    )
+
+
+@torch.no_grad()
+def watch_dense(model: Any, batch: Any, look: Callable[[str, Seen], None]) -> tuple[str, ...]:
+    """Run a batch densely and call `look(name, seen)` once for every attention module, the first time that it runs.
+
+    Returns:
+        The modules that were not seen so: those with a sliding window of their own, or with a few queries alone.
+    """
+    host, done = host_of(model), set()
+
+    def observer(seen: Seen) -> None:
+        full = isinstance(seen.mechanism, Full) or seen.mechanism == "full"
+        if full and host.current not in done:
+            done.add(host.current)
+            look(host.current, seen)
+
+    host.put_everywhere("full")
+    try:
+        with host.watching(), observing(observer):
+            host.hidden(batch)
+    finally:
+        host.restore()
+    return tuple(name for name in host.names if name not in done)

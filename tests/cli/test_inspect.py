@@ -1,0 +1,122 @@
+"""`coterie inspect` and `coterie theory`, on the real demo model, an image and small instances."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.cli.test_app import coterie
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+SMALL = ("--length", "60")
+
+
+def test_spectra_are_printed_drawn_and_json(tmp_path):
+    said = coterie(
+        "inspect", "demo", "spectra", *SMALL, "--mechanism", "smyrf:cluster_size=8", "--out", tmp_path / "a.png"
+    )
+    assert "Spearman of effective_rank and error" in said
+    assert "72 heads" in said
+    assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
+    rows = json.loads(coterie("inspect", "demo", "spectra", *SMALL, "--json"))
+    assert len(rows) == 72
+    assert all(1 <= row["effective_rank"] <= 60 for row in rows)
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.svg", "a.html"])
+def test_memberships_of_text(tmp_path, name):
+    module = "encoder.layer.2.attention.self"
+    said = coterie(
+        "inspect", "demo", "memberships", *SMALL, "--module", module, "--head", "3", "--out", tmp_path / name
+    )
+    assert "neighbours" in said
+    assert (tmp_path / name).stat().st_size > 1000
+
+
+def test_memberships_of_an_image(tmp_path):
+    from matplotlib.image import imsave
+
+    imsave(tmp_path / "image.png", np.random.default_rng(0).random((20, 31, 3)))
+    arguments = (
+        "inspect",
+        tmp_path / "image.png",
+        "memberships",
+        "--length",
+        "15",
+        "--mechanism",
+        "smyrf:cluster_size=25",
+    )
+    found = json.loads(coterie(*arguments, "--json", "--out", tmp_path / "groups.png"))
+    assert len(found["labels"]) == 10 * 15
+    assert found["groups"] == 6
+    assert (tmp_path / "groups.png").exists()
+
+
+def test_errors_at_an_equal_number_of_keys():
+    found = json.loads(coterie("inspect", "demo", "errors", *SMALL, "--keys", "16", "--json"))
+    mass = {row["mechanism"].partition(":")[0]: row["mass"][0] for row in found["rows"]}
+    assert 0 < mass["smyrf"] < mass["topk"] < mass["near-far"] == 1  # which hears everyone, through means
+    assert "keys met" in coterie("inspect", "demo", "errors", *SMALL, "--keys", "16")
+
+
+def test_the_best_clusters_are_no_worse_than_heuristics(tmp_path):
+    np.save(tmp_path / "scores.npy", np.random.default_rng(1).normal(size=(6, 6)))
+    np.savetxt(tmp_path / "scores.csv", np.load(tmp_path / "scores.npy"), delimiter=",")
+    for name in ("scores.npy", "scores.csv"):
+        rows = json.loads(coterie("theory", "solve", tmp_path / name, "--clusters", "2", "--json"))
+        assert rows[0]["value"] == min(row["value"] for row in rows)
+    mass = json.loads(coterie("theory", "solve", "--size", "6", "--objective", "mass", "--json"))
+    assert mass[0]["value"] == max(row["value"] for row in mass)
+    assert "local search" in coterie("theory", "solve", "--size", "6")
+
+
+def test_the_lemmas_counterexample_from_the_command_line():
+    found = json.loads(coterie("theory", "matching", "1,1,1", "2,1,2", "2,2,1", "--json"))
+    assert list(found["answers"].values()) == [False, True, False]
+    assert "only know pairs" in coterie("theory", "matching", "1,1,1", "2,1,2", "2,2,1")
+    assert "matching: 1,1,1 2,2,2" in coterie("theory", "matching", "1,1,1", "2,2,2")
+
+
+def test_the_equivalence_of_theorem_1():
+    found = json.loads(coterie("theory", "equivalence", "--seed", "3", "--json"))
+    assert found["limit_claim"]
+    assert "the limit holds" in coterie("theory", "equivalence", "--seed", "3")
+
+
+def test_the_assumptions_of_theorem_2():
+    found = json.loads(
+        coterie("theory", "assumptions", "demo", *SMALL, "--mechanism", "topk:k=60", "--most", "60", "--json")
+    )
+    assert len(found) == 6
+    assert all(share == 1 for row in found.values() for share in row.values())
+    assert "effective" in coterie("theory", "assumptions", "demo", *SMALL)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("inspect", "demo", "heads", "--out", "x.png"), "there is no picture of heads"),
+        (("inspect", "demo", "memberships", *SMALL, "--module", "layer.9"), "--module must be one of"),
+        (("inspect", "demo", "memberships", *SMALL, "--head", "12"), "--head must be below 12"),
+        (("inspect", "demo", "spectra", *SMALL, "--out", "x.pdf"), "--out must end in .png or .svg, not '.pdf'."),
+        (("inspect", "no.png", "memberships"), "no.png cannot be read: No such file or directory."),
+        (("inspect", "{folder}/text.png", "memberships"), "text.png is not an image."),
+        (("inspect", "no.png"), "an image has no heads"),
+        (("theory", "solve", "{folder}/missing.npy"), "missing.npy cannot be read: No such file or directory."),
+        (("theory", "solve", "{folder}/text.png"), "text.png is not a matrix of numbers"),
+        (("theory", "solve", "{folder}/nan.csv"), "scores: expected numbers, got NaN"),
+        (("theory", "solve", "--size", "4", "--clusters", "5"), "clusters: expected"),
+        (("theory", "solve", "--size", "200", "--clusters", "20"), "expected"),
+        (("theory", "solve", "--objective", "speed"), "--objective must be 'softmax' or 'mass', not 'speed'."),
+        (("theory", "assumptions", "demo", *SMALL, "--mechanism", "near-far"), "Theorem 2 says nothing about means"),
+        (("theory", "matching", "1,2"), "triples must be three numbers from 1 on with commas"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments, message, tmp_path):
+    (tmp_path / "text.png").write_text("hello")
+    (tmp_path / "nan.csv").write_text("1,nan\n2,3\n")
+    said = coterie(*(part.format(folder=tmp_path) for part in arguments), fails=1)
+    assert message in said
+    assert len(said.strip().splitlines()) == 1

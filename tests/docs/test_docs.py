@@ -1,0 +1,46 @@
+"""Every Python block of the README and the docs runs, and the README's figures name the command that prints them."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCKS = [(page, code) for page in PAGES for code in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)]
+
+
+@pytest.mark.parametrize(("page", "code"), BLOCKS, ids=[f"{page.name}-{i}" for i, (page, _) in enumerate(BLOCKS)])
+def test_the_blocks_run(page, code):
+    exec(compile(code, str(page), "exec"), {"__name__": "docs"})
+
+
+def test_the_readme_starts_with_two_commands():
+    first = re.search(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert first is not None
+    commands = [line.partition("#")[0].strip() for line in first[1].splitlines() if line.strip()]
+    assert commands == ["make demo", "make test"]
+    makefile = (ROOT / "Makefile").read_text()
+    assert all(re.search(rf"^{command.split()[1]}:", makefile, re.MULTILINE) for command in commands)
+
+
+def test_links_inside_the_repo_lead_somewhere():
+    for page in PAGES:
+        for link in re.findall(r"\]\(([^):]+)\)", page.read_text()):
+            name, _, anchor = link.partition("#")
+            target = page.parent / name if name else page
+            assert target.exists(), (page.name, link)
+            headings = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE) if anchor else []
+            assert not anchor or anchor in [re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in headings], link
+
+
+def test_a_built_site_with_a_broken_link_is_noticed(tmp_path):
+    """The check that `make docs` runs."""
+    from docs.check_links import broken
+
+    (tmp_path / "style.css").write_text("")
+    (tmp_path / "a.html").write_text('<a href="b.html#here">b</a><a href="https://x.org">x</a><link href="style.css">')
+    (tmp_path / "b.html").write_text('<p id="here"><a href="#here">me</a>')
+    assert broken(tmp_path) == []
+    (tmp_path / "b.html").write_text('<a href="#gone">me</a><a href="c.html">c</a><img src="d.png">')
+    assert broken(tmp_path) == ["a.html → b.html#here", "b.html → #gone", "b.html → c.html", "b.html → d.png"]

@@ -1,0 +1,329 @@
+"""`coterie.fit` on small models: the search, the promise, and what it says when nothing pays."""
+
+from __future__ import annotations
+
+import json
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import coterie
+from coterie.fitting.measures import Fidelity
+from coterie.fitting.profile import Profile, Shape, Tried
+from coterie.fitting.search import cheapest, path
+from coterie.hosts import DENSE, host_of
+
+
+def encoder(layers: int = 2) -> torch.nn.Module:
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
+    return torch.nn.TransformerEncoder(layer, layers, enable_nested_tensor=False).eval()
+
+
+def batches(count: int = 3, length: int = 80) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(1, length, 32, generator=generator) for _ in range(count)]
+
+
+# --- the path of plans ------------------------------------------------------------------------------------------------
+
+numbers = st.floats(0.001, 10.0)
+candidates = st.lists(st.tuples(numbers, st.floats(0.0, 2.0)), min_size=0, max_size=5)
+
+
+@given(st.lists(st.tuples(numbers, candidates), min_size=1, max_size=4))
+def test_a_path_leads_from_the_fastest_to_dense_and_never_gets_worse(modules):
+    table = []
+    for index, (dense, others) in enumerate(modules):
+        table.append(Tried(f"m{index}", DENSE, 0.0, dense))
+        table += [Tried(f"m{index}", f"c{i}", error, seconds) for i, (seconds, error) in enumerate(others)]
+    known = {(row.module, row.mechanism): row for row in table}
+    plans = path(table)
+    seconds = [sum(known[item].seconds for item in plan.items()) for plan in plans]
+    errors = [sum(known[item].error ** 2 for item in plan.items()) for plan in plans]
+    assert all(a <= b + 1e-9 for a, b in pairwise(seconds))
+    assert all(a >= b - 1e-9 for a, b in pairwise(errors))
+    assert errors[-1] == 0
+    best = sum(min(row.seconds for row in table if row.module == f"m{i}") for i in range(len(modules)))
+    assert seconds[0] == pytest.approx(best)
+
+
+def test_candidates_that_were_refused_are_no_candidates():
+    table = [Tried("m", DENSE, 0.0, 1.0), Tried("m", "x", math.nan, math.nan, "refused")]
+    assert path(table) == [{"m": DENSE}]
+
+
+@given(st.integers(1, 40), st.integers(0, 60))
+def test_halving_finds_the_first_plan_that_holds(count, first):
+    plans = [{"m": str(index)} for index in range(count)]
+    found = cheapest(plans, lambda plan: int(plan["m"]) >= first, lambda: False)
+    assert found == min(first, count - 1)
+
+
+# --- fit --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_promise_is_checked_on_held_out_batches_and_the_model_is_left_alone():
+    model, data = encoder(), batches()
+    with torch.no_grad():
+        before = model(data[0])
+    told = []
+    found = coterie.fit(
+        model, data, 0.9, candidates=["local:window=33", "near-far:near=16"], progress=lambda *a: told.append(a)
+    )
+    with torch.no_grad():
+        assert torch.equal(model(data[0]), before)
+        assert isinstance(model.layers[0].self_attn, torch.nn.MultiheadAttention)
+        assert type(model.layers[0].self_attn) is torch.nn.MultiheadAttention
+        swapped = found.apply(model)
+        after = model(data[2])
+        if not found.all_dense:
+            swapped.undo()
+        cosine = float(torch.cosine_similarity(after.double(), model(data[2]).double(), dim=-1).mean())
+    assert found.held_out == pytest.approx(cosine, abs=1e-6)
+    assert found.holds
+    assert {what for what, _, _ in told} >= {"candidates", "dense answers", "timing"}
+    assert {row.mechanism for row in found.table} == {DENSE, "local:window=33", "near-far:near=16"}
+
+
+def test_where_nothing_pays_it_is_dense_and_says_so():
+    found = coterie.fit(encoder(), batches(length=16), candidates=["near-far"])
+    assert found.all_dense
+    assert found.held_out == 1.0
+    assert found.notes == ["Nothing pays at 16 tokens: dense attention is kept everywhere."]
+    assert found.speedups == (1.0, 1.0)
+
+
+def test_every_fidelity_is_kept_and_all_of_it_means_dense():
+    windows = ["local:window=9", "local:window=65", "local:window=257"]
+    for fidelity in (0.5, 0.99, 1.0):
+        found = coterie.fit(encoder(), batches(3, 300), fidelity, candidates=windows)
+        assert found.held_out >= fidelity
+    assert found.all_dense
+
+
+def test_a_callable_measure_and_a_time_budget():
+    def score(model, batch):
+        return float(model(batch).mean() + 10)
+
+    found = coterie.fit(encoder(), batches(), 0.9, measure=score, candidates=["local:window=33"], seconds=0.0)
+    assert found.measure == "score"
+    assert any("time budget" in note for note in found.notes)
+    assert found.holds
+
+
+def test_saving_and_loading_gives_the_same(tmp_path):
+    found = coterie.fit(encoder(), batches(), 0.9, candidates=["local:window=33", "clustered:clusters=9"])
+    found.save(tmp_path / "deep" / "fit.json")
+    again = coterie.Fit.load(tmp_path / "deep" / "fit.json")
+    assert str(again) == str(found)
+    assert again.choices == found.choices
+    assert json.loads((tmp_path / "deep" / "fit.json").read_text())["modules"] == found.choices
+    assert [p.name for p in (tmp_path / "deep").iterdir()] == ["fit.json"]
+    (tmp_path / "other.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"path: expected a file that Fit.save wrote"):
+        coterie.Fit.load(tmp_path / "other.json")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: coterie.fit(encoder(), batches(), 0.0), r"fidelity: expected a number in \(0, 1\], got 0"),
+        (lambda: coterie.fit(encoder(), batches(), 1.5), r"fidelity: expected a number in \(0, 1\], got 1.5"),
+        (lambda: coterie.fit(encoder(), batches(1)), "batches: expected at least 2, as some are held out, got 1"),
+        (lambda: coterie.fit(encoder(), [], held_out=batches(1)), "batches, held_out: expected at least one of each"),
+        (
+            lambda: coterie.fit(encoder(), batches(), measure="speed"),
+            "measure: expected 'hidden', 'loss' or a callable",
+        ),
+        (lambda: coterie.fit(encoder(), batches(), measure="loss"), "as the model predicts no next token"),
+        (lambda: coterie.fit(encoder(), batches(), candidates=["nearest"]), "mechanism: expected one of"),
+        (lambda: coterie.fit(torch.nn.Linear(2, 2), batches()), "model: expected torch.nn.MultiheadAttention or"),
+    ],
+)
+def test_bad_input_is_one_clear_sentence(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_a_swap_by_name_leaves_the_others():
+    model = encoder()
+    swapped = coterie.nn.swap(model, {"layers.1.self_attn": "local:window=9"})
+    assert swapped.replaced == ["layers.1.self_attn"]
+    assert type(model.layers[0].self_attn) is torch.nn.MultiheadAttention
+    swapped.undo()
+    with pytest.raises(ValueError, match=r"mechanism: expected names among .*, got \['layers.7'\]"):
+        coterie.nn.swap(model, {"layers.7": "local"})
+
+
+def test_observing_sees_calls_and_not_its_own():
+    seen = []
+
+    def look(call):
+        seen.append(call)
+        call.attend("local:window=3")
+
+    q = torch.randn(1, 2, 20, 8)
+    with coterie.observing(look):
+        coterie.attention(q, q, q, "full", is_causal=True)
+    coterie.attention(q, q, q, "full")
+    assert len(seen) == 1
+    assert seen[0].settings["is_causal"] is True
+
+
+# --- Hugging Face -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+def test_fits_a_language_model_by_its_loss_and_stores_the_choice(tmp_path):
+    transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
+    from tests.hf.families import BY_NAME, Family
+
+    family = Family(**(vars(BY_NAME["llama"]) | {"model": "LlamaForCausalLM"}))
+    model = family.build()
+    data = [{"input_ids": torch.randint(3, 99, (1, 150))} for _ in range(3)]
+    found = coterie.fit(model, data, 0.95, candidates=["local:window=33"])
+    assert found.measure == "loss"
+    assert found.holds
+    assert list(found.choices) == ["layers.0.self_attn", "layers.1.self_attn"]
+    assert model.config._attn_implementation == "eager"
+    found.save(tmp_path / "fit.json")
+    loaded = transformers.LlamaForCausalLM(model.config).eval()
+    coterie.hf.load(loaded, tmp_path / "fit.json")
+    assert loaded.config.coterie["modules"] == found.choices
+
+
+def test_a_candidate_that_pays_only_for_long_inputs_is_dense_below():
+    short, long = (Shape(i, (1, 2, n, 8), (1, 2, n, 8), False) for i, n in enumerate((100, 900)))
+    profile = Profile(
+        errors={("a", "local"): {short: [9.0], long: [0.02, 0.04]}, ("a", "slow"): {short: [1.0]}},
+        times={
+            (short, "dense"): [1.0],
+            (long, "dense"): [10.0],
+            (short, "local"): [2.0, 3.0, 4.0],
+            (long, "local"): [5.0],
+            (short, "slow"): [3.0],
+            (long, "slow"): [20.0, 21.0, 22.0],
+        },
+        shapes={"a": [short, long]},
+        refused={("a", "odd"): "why"},
+        slow={(long, "slow")},
+    )
+    dense, local, slow, odd = profile.table(["local", "slow", "odd"])
+    assert (dense.error, dense.seconds) == (0.0, 11.0)
+    assert (local.mechanism, local.seconds) == ("local@900", 6.0)
+    assert local.error == pytest.approx((0.03 / 2) ** 0.5)
+    assert (slow.mechanism, slow.seconds, slow.note) == ("slow", 24.0, "slower than dense")
+    assert odd.note == "why"
+    assert math.isnan(odd.seconds)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+def test_short_inputs_of_a_hugging_face_model_run_its_own_attention():
+    pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
+    import coterie.hf
+    from tests.hf.families import BY_NAME
+
+    model = BY_NAME["bert"].build()
+    seen = []
+    coterie.hf.use(model, "local:window=9@70")
+    with coterie.observing(seen.append), torch.no_grad():
+        for length in (69, 70):
+            model(input_ids=torch.randint(3, 99, (1, length)))
+    assert [call.q.shape[2] for call in seen] == [70] * len(coterie.hf.attention_modules(model))
+    assert "local:window=9@70" in str(model.config.coterie)
+
+
+@pytest.mark.parametrize(
+    ("dense", "found", "fidelity"),
+    [(4.0, 3.0, 0.75), (4.0, 5.0, 1.25), (-2.0, -2.2, 0.9), (-2.0, -1.0, 1.5), (0.0, 0.0, 1.0), (0.0, -1.0, 0.0)],
+)
+def test_scores_of_any_sign(dense, found, fidelity):
+    scale = Fidelity(host_of(encoder()), lambda model, batch: 0.0, [])
+    assert scale._compare(dense, found, None) == pytest.approx(fidelity)
+    assert math.isnan(scale._compare(1.0, math.nan, None))  # which is no fidelity that was asked for
+
+
+def test_a_score_that_is_not_a_number_holds_nothing():
+    def score(model, batch):
+        return math.nan if isinstance(model.layers[0].self_attn, coterie.nn.MultiheadAttention) else 1.0
+
+    found = coterie.fit(encoder(1), batches(), 0.9, measure=score, candidates=["local:window=9"])
+    assert found.all_dense
+    assert found.held_out == 1.0
+
+
+# --- what a reviewer found --------------------------------------------------------------------------------------------
+
+
+def test_a_path_ends_in_dense_even_if_a_candidate_was_exact_here():
+    table = [Tried("a", DENSE, 0.0, 2.0), Tried("a", "local", 0.0, 1.0)]
+    assert path(table) == [{"a": "local"}, {"a": DENSE}]
+
+
+def test_padding_of_a_torch_model_does_not_count():
+    padding = torch.zeros(2, 60, dtype=torch.bool)
+    padding[1, 30:] = True
+    data = [{"src": torch.randn(2, 60, 32), "src_key_padding_mask": padding} for _ in range(3)]
+    scale = Fidelity(host_of(encoder()), "hidden", data)
+    dense, other = torch.randn(2, 60, 8), torch.randn(2, 60, 8)
+    other[~padding] = dense[~padding]
+    assert scale._compare(dense, other, data[0]) == pytest.approx(1.0)
+
+
+def test_each_length_is_held_out():
+    data = [torch.randn(1, n, 32) for n in (40, 40, 40, 90, 90, 90)]
+    found = coterie.fit(encoder(1), data, 0.9, candidates=["local:window=9"])
+    assert sorted(at.tokens for at in found.lengths) == [40, 90]
+    with pytest.raises(ValueError, match="at least 2 of each length, as some are held out, got 1 of 90 tokens"):
+        coterie.fit(encoder(1), data[:4], 0.9)
+
+
+def test_the_model_is_left_as_it_was():
+    model = encoder()
+    model.train()
+    model.layers[0].eval()
+    coterie.fit(model, batches(), 0.9, candidates=["local:window=9"])
+    assert [layer.training for layer in model.layers] == [False, True]
+
+
+def test_a_budget_names_the_lengths_that_were_tried():
+    data = [torch.randn(1, n, 32) for n in (40, 40, 90, 90)]
+    found = coterie.fit(encoder(1), data, 0.9, candidates=["local:window=9"], seconds=0.0)
+    assert any("1 of 2 batches: candidates were tried at 90 tokens." in note for note in found.notes)
+
+
+def test_a_candidate_that_starts_somewhere_starts_no_earlier():
+    short, long = (Shape(i, (1, 2, n, 8), (1, 2, n, 8), False) for i, n in enumerate((100, 900)))
+    for own, label in ((50, "local@900"), (1000, "local@1000")):
+        name = f"local@{own}"
+        profile = Profile(
+            errors={("a", name): {short: [0.0], long: [0.5]}},
+            times={(short, DENSE): [1.0], (long, DENSE): [9.0], (short, name): [2.0], (long, name): [3.0]},
+            shapes={"a": [short, long]},
+        )
+        assert profile.table([name])[1].mechanism == label
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+def test_the_loss_is_the_models_own_and_a_choice_comes_back():
+    pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
+    from transformers import CohereConfig, CohereForCausalLM
+
+    import coterie.hf
+
+    small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
+    model = CohereForCausalLM(CohereConfig(vocab_size=99, intermediate_size=32, logit_scale=0.25, **small)).eval()
+    ids = torch.randint(3, 99, (1, 50))
+    scale = Fidelity(host_of(model), "loss", [{"input_ids": ids}])
+    theirs = float(model(input_ids=ids, labels=ids).loss)
+    assert scale._answer({"input_ids": ids, "labels": ids}) == pytest.approx(theirs, rel=1e-4)
+    coterie.hf.use(model, "local:window=5")
+    before = dict(model.config.coterie["modules"])
+    coterie.fit(model, [{"input_ids": ids, "labels": ids}] * 2, 0.5, candidates=["local:window=9"])
+    assert model.config.coterie["modules"] == before
+    assert model.config._attn_implementation == "coterie"

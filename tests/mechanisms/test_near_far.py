@@ -1,0 +1,285 @@
+"""Near-far attention: the formula, its limits, and that no key is lost or counted twice."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import coterie
+from coterie import NearFar
+from coterie.planning import native as planning
+from coterie.planning.orders import Parts
+from tests.cases import all_close, close, padding, tensors
+from tests.oracles import near_far
+
+pytestmark = pytest.mark.usefixtures("backend")
+
+
+def agree(found, want):
+    """As `close`, but a plan keeps the log of a count in float32."""
+    if found.dtype == torch.float64:
+        torch.testing.assert_close(found, want, rtol=1e-6, atol=1e-7)
+    else:
+        close(found, want)
+
+
+def labels_of(order, start, stop, size):
+    """The segment of each row."""
+    labels = [-1] * size
+    for segment, (a, b) in enumerate(zip(start.tolist(), stop.tolist(), strict=True)):
+        for row in order[a:b].tolist():
+            labels[row] = segment
+    return labels
+
+
+@pytest.mark.parametrize(("queries", "keys", "near"), [(40, 40, 7), (11, 50, 16), (50, 11, 3), (40, 40, 0), (1, 30, 4)])
+def test_equals_the_formula_and_its_gradient(queries, keys, near):
+    q, k, v = (x.requires_grad_() for x in tensors(1, 2, queries, keys, value_dim=5))
+    mechanism = NearFar(near=near, query_clusters=4, key_clusters=6)
+    plan, out = mechanism.plan(q, k), coterie.attention(q, k, v, mechanism)
+    want = []
+    for h in (0, 1):
+        meet, means = plan.rounds[0], plan.key_means
+        offsets = meet.query_offsets[0, h]
+        groups = labels_of(meet.query_order[0, h], offsets[:-1], offsets[1:], queries)
+        clusters = labels_of(means.order[0, h], means.start[0, h], means.stop[0, h], keys)
+        want.append(near_far(q[0, h], k[0, h], v[0, h], 8**-0.5, groups, clusters, near))
+    want = torch.stack(want)[None]
+    agree(out, want)
+    grad = torch.randn_like(out)
+    for found, exact in zip(
+        torch.autograd.grad(out, (q, k, v), grad), torch.autograd.grad(want, (q, k, v), grad), strict=True
+    ):
+        agree(found, exact)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("length", [1, 2, 63, 150])
+@pytest.mark.parametrize("mechanism", [NearFar(near=500, chunk=16), NearFar(near=500, chunk=4, strict=True)])
+def test_all_keys_near_is_dense(mechanism, length, causal):
+    q, k, v = (x.requires_grad_() for x in tensors(2, 2, length))
+    out, want = (
+        coterie.attention(q, k, v, mechanism, is_causal=causal),
+        F.scaled_dot_product_attention(q, k, v, is_causal=causal),
+    )
+    close(out, want)
+    grad = torch.randn_like(out)
+    all_close(torch.autograd.grad(out, (q, k, v), grad), torch.autograd.grad(want, (q, k, v), grad))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("near", [0, 5])
+def test_one_key_a_cluster_is_dense(near, causal):
+    q, k, v = tensors(2, 2, 90)
+    mechanism = NearFar(near=near, key_clusters=8 if causal else 90, chunk=8)
+    close(
+        coterie.attention(q, k, v, mechanism, is_causal=causal),
+        F.scaled_dot_product_attention(q, k, v, is_causal=causal),
+    )
+
+
+@pytest.mark.parametrize("near", [0, 1, 20])
+def test_clusters_of_equal_keys_and_values_are_exact(near):
+    q, k, v = tensors(2, 2, 70, 9)
+    which = torch.arange(63) % 9
+    k, v = k[:, :, which], v[:, :, which]
+    mechanism = NearFar(near=near, key_clusters=63)
+    sizes = mechanism.plan(q, k).key_means
+    assert int((sizes.stop - sizes.start).max()) == 7
+    agree(coterie.attention(q, k, v, mechanism), F.scaled_dot_product_attention(q, k, v))
+
+
+def seen_by_each(plan):
+    """How many keys each query meets, (B, H, Nq): a mean counts for e^bias of them."""
+    total = torch.zeros(plan.batch, plan.heads, plan.num_queries, dtype=torch.float64)
+    for each in plan.rounds:
+        bias = torch.zeros(each.key_order.shape) if each.bias is None else each.bias
+        for b in range(plan.batch):
+            for h in range(plan.heads):
+                offsets = each.query_offsets[b, h].tolist()
+                for g, (start, stop) in enumerate(
+                    zip(each.key_start[b, h].tolist(), each.key_stop[b, h].tolist(), strict=True)
+                ):
+                    keys, weights = each.key_order[b, h, start:stop], bias[b, h, start:stop].double().exp()
+                    for i in each.query_order[b, h, offsets[g] : offsets[g + 1]].tolist():
+                        hidden = plan.causal & (keys < plan.num_keys) & (keys > i + int(plan.offset[b]))
+                        total[b, h, i] += weights[~hidden].sum()
+    return total
+
+
+@settings(max_examples=25)
+@given(
+    st.integers(1, 60),
+    st.integers(0, 40),
+    st.integers(0, 12),
+    st.sampled_from([1, 2, 7]),
+    st.booleans(),
+    st.booleans(),
+    st.integers(0, 10**6),
+)
+def test_causal_queries_meet_every_key_before_them_once(queries, cache, near, chunk, strict, padded, seed):
+    keys = queries + cache
+    q, k, _ = tensors(2, 2, queries, keys, key_heads=1, seed=seed)
+    mask = padding(2, keys, [keys, max(1, keys // 2)], "scattered") if padded else torch.ones(2, keys, dtype=torch.bool)
+    plan = NearFar(near=near, chunk=chunk, strict=strict, key_clusters=1 if chunk == 1 else 2).plan(
+        q, k, is_causal=True, key_mask=mask, query_mask=mask[:, cache:]
+    )
+    plan.validate()
+    want = mask.cumsum(-1)[:, None, cache:].expand(2, 2, -1) * mask[:, None, cache:]
+    torch.testing.assert_close(seen_by_each(plan), want.double(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("length", [220, 333])
+def test_means_of_old_chunks_merge(length):
+    """With chunks of 2 there are blocks of 2, 4 … chunks: no key is lost, and means grow with the log of the length."""
+    q, k, _ = tensors(1, 1, length)
+    plan = NearFar(near=3, chunk=2, key_clusters=1).plan(q, k, is_causal=True)
+    torch.testing.assert_close(seen_by_each(plan)[0, 0], torch.arange(1.0, length + 1).double(), rtol=1e-4, atol=1e-4)
+    most = int((plan.rounds[1].key_stop - plan.rounds[1].key_start).max())
+    assert most <= 3 + 33 * 3 < length / 2
+
+
+def test_nothing_of_the_future_is_averaged_in():
+    q, k, v = (x.requires_grad_() for x in tensors(1, 1, 60))
+    out = coterie.attention(q, k, v, NearFar(near=4, chunk=4), is_causal=True)
+    for row in (5, 30, 58):
+        for grad in torch.autograd.grad(out[0, 0, row].sum(), (q, k, v), retain_graph=True):
+            assert (grad[0, 0, row + 1 :] == 0).all()
+
+
+def test_a_cache_in_front():
+    """Queries at the end of the keys see all of them, and near = everything is dense."""
+    q, k, v = tensors(2, 2, 20, 90, key_heads=1)
+    mask = torch.ones(20, 90, dtype=torch.bool).tril(70)
+    want = F.scaled_dot_product_attention(q, k.expand(2, 2, 90, 8), v.expand(2, 2, 90, 8), attn_mask=mask)
+    close(coterie.attention(q, k, v, NearFar(near=90, chunk=8), is_causal=True, enable_gqa=True), want)
+
+
+def test_a_cluster_that_is_all_picked_is_not_met():
+    q, k, _ = tensors(1, 1, 6)
+    assert (NearFar(near=6).plan(q, k).to_dense() == 1).all()
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_chunk_longer_than_the_sequence(strict):
+    q, k, v = tensors(1, 1, 6)
+    mechanism = NearFar(near=2, chunk=2**31 - 1, strict=strict)
+    close(
+        coterie.attention(q, k, v, mechanism, is_causal=True), F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    )
+
+
+def test_heads_that_share_keys_share_clusters():
+    q, k, _ = tensors(1, 4, 80, key_heads=2)
+    assert NearFar(near=4).plan(q, k).key_means.order.shape[1] == 2
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_centroids_trained_on_a_sample_are_the_same_in_both_backends(causal):
+    q, k, _ = tensors(2, 2, 700, key_heads=1, dtype=torch.float32)
+    mechanism = NearFar(near=6, query_clusters=3, key_clusters=4, chunk=96)
+    first, second = (
+        mechanism.plan(q, k, is_causal=causal, key_mask=padding(2, 700, [700, 411]), backend=backend).to_dense()
+        for backend in ("reference", "native")
+    )
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("nan"), 1e30])
+def test_planning_survives_wild_numbers(bad):
+    q, k, _ = tensors(1, 2, 120, dtype=torch.float32)
+    k[0, 0, 3, 2], q[0, 1, 7] = bad, bad
+    for causal in (False, True):
+        plans = [
+            NearFar(near=5, chunk=8).plan(q, k, is_causal=causal, backend=backend).validate()
+            for backend in ("reference", "native")
+        ]
+        assert all(plan.to_dense().sum() > 0 for plan in plans)
+
+
+@pytest.mark.parametrize("near", [1, 50])
+def test_wild_numbers_spread_alike_in_both_backends(near):
+    """A cluster that is all picked has the bias −inf: its mean is met by nobody, NaN or not."""
+    q, k, v = tensors(1, 2, 17, dim=3, dtype=torch.float32)
+    k[0, 0, 4, 1], v[0, 1, 5], q[0, 0, 3] = float("nan"), float("inf"), float("nan")
+    found = []
+    for backend in ("reference", "native"):
+        inputs = [x.clone().requires_grad_() for x in (q, k, v)]
+        mechanism = NearFar(near=near, query_clusters=3, key_clusters=2)
+        out = coterie.attention(*inputs, mechanism, backend=backend)
+        found.append((out, *torch.autograd.grad(out.sum(), inputs)))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, equal_nan=True, rtol=1e-4, atol=2e-5)
+
+
+# --- the native steps refuse what would read out of bounds ------------------------------------------------------------
+
+
+def test_kmeans_refuses_malformed_parts():
+    x, seed = torch.zeros(1, 1, 4, 8), torch.tensor(0)
+
+    def run(order, start, stop):
+        bounds = [torch.tensor([each], dtype=torch.int32) for each in (order, start, stop)]
+        return planning.kmeans_op(x, *bounds, None, None, seed, 2, 1, 0, False, True, 0)
+
+    run([0, 1, 2, 3], [0, 2], [2, 4])
+    bounds = [torch.tensor([each], dtype=torch.int32) for each in ([0, 1, 2, 3], [0], [4])]
+    for counts, first, clusters, sample, message in (
+        (torch.ones(3, dtype=torch.int64), None, 2, 0, r"counts: expected shape \(1, 1\)"),
+        (None, torch.zeros(1, dtype=torch.float64), 2, 0, r"centroids: expected shape \(1, 1, 2, 8\)"),
+        (None, None, 0, 0, r"clusters: expected at least 1, got 0"),
+        (None, None, 2, -3, r"sample: expected at least 0, got -3"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            planning.kmeans_op(x, *bounds, counts, first, seed, clusters, 1, sample, False, True, 0)
+    with pytest.raises(ValueError, match=r"stop: expected shape \(1, 1\)"):
+        planning.kmeans_op(x, *bounds[:2], bounds[0], None, None, seed, 2, 1, 0, False, True, 0)
+    with pytest.raises(ValueError, match=r"order: expected 2 dimensions, got 1"):
+        planning.kmeans_op(x, bounds[0][0], *bounds[1:], None, None, seed, 2, 1, 0, False, True, 0)
+    for wrong, message in (
+        (([0, 1, 2, 9], [0, 2], [2, 4]), r"parts.order: expected indices in \[0, 4\), got 9"),
+        (([0, 1, 2, 3], [0, 1], [2, 4]), r"parts: expected 2 ≤ start ≤ stop ≤ 4, got start 1, stop 4"),
+        (([0, 1, 2, 3], [0, 2], [2, 5]), r"parts: expected 2 ≤ start ≤ stop ≤ 4, got start 2, stop 5"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            run(*wrong)
+
+
+def test_near_keys_refuses_malformed_clusters():
+    x = torch.zeros(1, 1, 4, 8)
+
+    def run(order=(0, 1, 2, 3), stop=(2, 4), visible=((0, 1),), seen=(2,), queries=None, near=1, reach=4):
+        clusters = [torch.tensor([[each]], dtype=torch.int32) for each in (order, (0, 2), stop)]
+        shown = (torch.tensor([each], dtype=torch.int32) for each in (visible, seen))
+        queries = x[:, :, :2].double() if queries is None else queries
+        return planning.near_keys_op(queries, x, clusters, *shown, near, reach)
+
+    run()
+    for wrong, message in (
+        ({"order": (0, 1, 2, 4)}, r"clusters.order: expected indices in \[0, 4\), got 4"),
+        ({"visible": ((0, 2),)}, r"visible: expected indices in \[0, 2\), got 2"),
+        ({"seen": (3,)}, r"seen: expected at most 2, got 3"),
+        ({"seen": (2, 2)}, r"seen: expected shape \(1, 1\)"),
+        ({"near": 3, "reach": 2}, r"reach: expected at least 3, got 2"),
+        ({"near": -1}, r"near: expected at least 0, got -1"),
+        ({"order": (0,) * 9, "stop": (9, 9)}, r"clusters: expected at most 4 keys, got 9"),
+        ({"queries": torch.zeros(1, 1, 2, 3).double()}, r"queries: expected shape \(1, 1, 2, 8\)"),
+        ({"queries": torch.zeros(2, 1, 2, 8).double()}, r"queries: expected shape \(1, 1, 2, 8\)"),
+        (
+            {"visible": ((0, 1),) * 3, "seen": (2,) * 3},
+            r"visible: expected a chunk for equally many of the 2 groups, got 3",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            run(**wrong)
+
+
+def test_parts_of_nobody():
+    nobody = Parts.whole(torch.zeros(2, 5, dtype=torch.bool))
+    x = torch.randn(2, 1, 5, 8)
+    for labels, centroids in (planning.kmeans(x, nobody, 3, 2, seed=0, layer=0),):
+        assert (labels == 0).all()
+        assert (centroids == 0).all()
