@@ -10,6 +10,10 @@ import yaml  # type: ignore[import-untyped]
 ROOT = Path(__file__).parent.parent
 MAKEFILE = (ROOT / "Makefile").read_text()
 TARGETS = re.findall(r"^([a-z]+):", MAKEFILE, re.MULTILINE)
+PAGES = [ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "docs/architecture.md", "docs/stability.md")]
+PLACES = (ROOT, ROOT / "src" / "coterie", ROOT / "native")  # what paths in those pages start from
+COMING = {"planning/steps.py", "src/coterie/planning/steps.py", "tests/test_layers.py"}  # with the next merge
+COMING |= {"orders.h", "hashing.h", "kmeans_hamming.h", "kmeans_starts.h"}
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 
@@ -69,3 +73,36 @@ def test_wheels_are_built_for_every_architecture_that_pyproject_names():
     wanted = {arch for system in ("linux", "macos", "windows") for arch in settings[system]["archs"].split()}
     matrix = yaml.safe_load((ROOT / ".github/workflows/wheels.yml").read_text())["jobs"]["wheels"]["strategy"]["matrix"]
     assert {each["arch"] for each in matrix["include"]} == wanted
+
+
+def named(text):
+    """Files and folders in `code`, without those that are a reader's own or stand for any."""
+    found = re.findall(r"`([\w./-]+(?:\.(?:py|h|cpp|txt|json|yml|md)|/))`", text)
+    return [
+        name for name in found if not re.search(r"NAME|VERSION", name) and name not in ("coterie.json", "config.json")
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pages_for_maintainers_name_what_exists(page):
+    text = page.read_text()
+    for link in re.findall(r"\]\(([^):#]+)\)", text):
+        assert (page.parent / link).exists(), link
+    if page.name == "CHANGELOG.md":  # which may tell of what is gone
+        return
+    assert named(text)
+    for name in named(text):
+        assert name in COMING or any((place / name).exists() for place in PLACES), name
+    for target in re.findall(r"`make ([a-z]+)", text):
+        assert target in TARGETS
+    for test in re.findall(r"`(test_\w+)`", text):
+        assert any(f"def {test}(" in path.read_text() for path in (ROOT / "tests").rglob("test_*.py")), test
+
+
+def test_the_pictures_are_what_their_script_draws_and_name_what_exists():
+    from docs.draw_architecture import LAYERS, pictures
+
+    assert all(path.read_text(encoding="utf-8") == picture for path, picture in pictures().items())
+    drawn = {box.name.rstrip("/") for row in LAYERS for box in row} - {"native"}
+    there = {path.name for path in (ROOT / "src" / "coterie").iterdir() if not path.name.startswith(("_", "py."))}
+    assert drawn == {name for name in there if not name.endswith(".so")}
