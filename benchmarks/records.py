@@ -72,10 +72,11 @@ class Record(NamedTuple):
 def _figure(found: Any) -> Figure:
     """A figure as JSON has it."""
     figure = Figure(**found)
-    numbers = [*figure.seconds.values(), 0 if figure.value is None else figure.value]
+    seconds = dict(figure.seconds)
+    numbers = [*seconds.values(), 0 if figure.value is None else figure.value]
     if not all(isinstance(number, int | float) for number in numbers):
         raise TypeError(f"{figure.case} without numbers")
-    return figure
+    return figure._replace(seconds=seconds)
 
 
 def machine() -> dict[str, Any]:
@@ -121,15 +122,15 @@ def compare(before: Record, now: Record) -> tuple[list[str], Table]:
         notes.append(f"torch {before.machine.get('torch')} then, {now.machine['torch']} now: SDPA may have changed.")
     notes += [f"Note of {before.coterie}: {before.note}"] if before.note else []
     table = Table(title=f"{before.coterie} ({before.commit}, {before.date}) and {now.coterie} ({now.commit})")
-    table.add_column("case", no_wrap=True)
+    table.add_column("case")  # may be folded, figures may not
     columns = ("unit", "then", "now", "now / then") + (() if names else ("ms then", "ms now"))
     for column in columns:
         table.add_column(column, no_wrap=True, justify="left" if column == "unit" else "right")
     for case, unit, then, later in _pairs(before.figures, now.figures):
         if names and unit != AGAINST_SDPA:
             continue
-        values = [figure.value if figure else None for figure in (then, later)]
-        cells = [_number(value) for value in values] + [_number(_ratio(*reversed(values)))]
+        old, new = (figure.value if figure else None for figure in (then, later))
+        cells = [_number(old), _number(new), _number(None if new is None or not old else new / old)]
         if not names:
             cells += [_milliseconds(figure) for figure in (then, later)]
         table.add_row(case, unit, *cells)
@@ -141,10 +142,6 @@ def _pairs(before: list[Figure], now: list[Figure]) -> Iterator[tuple[str, str, 
     first, second = ({(figure.case, figure.unit): figure for figure in figures} for figures in (before, now))
     for case, unit in dict.fromkeys([*first, *second]):
         yield case, unit, first.get((case, unit)), second.get((case, unit))
-
-
-def _ratio(a: float | None, b: float | None) -> float | None:
-    return a / b if a is not None and b else None
 
 
 def _number(value: float | None) -> str:

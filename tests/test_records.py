@@ -113,6 +113,7 @@ GOOD = json.loads(json.dumps({"format": records.FORMAT, **record([])._asdict()})
         (json.dumps(GOOD | {"machine": 3}), "expected the fields"),
         (json.dumps(GOOD | {"figures": [{"case": "a", "unit": "b", "value": "c"}]}), "a without numbers"),
         (json.dumps(GOOD | {"figures": [{"unit": "b"}]}), "'case'"),
+        (json.dumps(GOOD | {"figures": [{"case": "a", "unit": "b", "value": 1, "seconds": 2}]}), "expected the fields"),
     ],
 )
 def test_other_files_are_refused_by_name(tmp_path, content, message):
