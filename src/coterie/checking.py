@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from coterie.backend import backends
-from coterie.call import Sizes, check_flag
+from coterie.call import Sizes
+from coterie.checks import check_flag
 from coterie.engine.api import check_padding, check_plan
 from coterie.functional import MechanismLike, attention
 from coterie.mechanisms import AtLeast, Mechanism, as_mechanism

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
-from torch import Tensor
-
-from coterie.call import readable
+from coterie.call import Call, readable
 from coterie.checks import expect_int, expect_type
-from coterie.mechanisms.base import Mechanism
+from coterie.mechanisms.base import Mechanism, plan_call
 from coterie.mechanisms.full import Full
 from coterie.plan import Plan
 from coterie.plan.mixing import by_sample
@@ -70,15 +68,14 @@ class AtLeast(Around):
         expect_type(isinstance(self.inner, Mechanism), "inner", "a Mechanism", type(self.inner).__name__)
         expect_type(not isinstance(self.inner, AtLeast), "inner", "one that is not an AtLeast itself", self.inner)
 
-    def plan(self, q: Tensor, k: Tensor, **settings: Any) -> Plan:
+    def _plan(self, call: Call) -> Plan:
         """As in `Mechanism`; what does not run need not be able to do what is asked."""
-        if k.ndim == 4 and k.shape[2] < self.length:
-            return Full().plan(q, k, **settings)
-        mask = settings.get("key_mask")
-        if not isinstance(mask, Tensor):
-            return self.inner.plan(q, k, **settings)
-        all_short = readable(mask) and not bool((mask.sum(-1) >= self.length).any())
-        return Full().plan(q, k, **settings) if all_short else super().plan(q, k, **settings)
+        if call.sizes.keys < self.length:
+            return Full()._plan(call)
+        if call.key_mask is None:
+            return plan_call(self.inner, call)
+        all_short = readable(call.key_mask) and not bool((call.key_mask.sum(-1) >= self.length).any())
+        return Full()._plan(call) if all_short else super()._plan(call)
 
     def build(self, tokens: Tokens) -> Plan:
         long = tokens.real_keys[1] >= self.length
@@ -89,3 +86,12 @@ class AtLeast(Around):
 
     def __str__(self) -> str:
         return f"{self.inner}@{self.length}"
+
+
+def at_least(length: int, mechanism: Mechanism) -> Mechanism:
+    """The mechanism from this many keys on, or from where it says itself if that is more; 0 changes nothing."""
+    if length == 0:
+        return mechanism
+    if isinstance(mechanism, AtLeast):
+        return AtLeast(max(length, mechanism.length), mechanism.inner)
+    return AtLeast(length, mechanism)
