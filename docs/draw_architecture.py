@@ -62,13 +62,13 @@ LAYERS = [
 WAY = [
     [Box("attention(q, k, v, mechanism, …)", "nn, hf, swap and your own code all end up here")],
     [Box("Call.of(…)", "autocast, every check, masks split and joined, backend chosen: once", "core")],
-    [Box("the mechanism plans", "no gradient; Tokens is its view of the call", "core")],
+    [Box("plan_call(mechanism, call)", "no gradient; Tokens is the mechanism's view of the call", "core")],
     [
         Box("steps: reference", "PyTorch, float64", "core"),
         Box("steps: native", "custom ops on C++", "cpp"),
     ],
     [Box("Plan", "who meets whom: index tensors; can be shown, stored, passed in again", "core")],
-    [Box("execute(call, plan)", "checks the plan against the call", "core")],
+    [Box("execute(call, plan)", "a plan that you bring is checked to its last index", "core")],
     [
         Box("engine: reference", "attend, backward", "core"),
         Box("engine: native", "attend, backward on C++", "cpp"),
