@@ -13,6 +13,7 @@ import coterie
 from coterie import Means, Mechanism, Plan, Round, Tokens
 from coterie.checking import RULES
 from coterie.mechanisms import base
+from coterie.planning import tokens as planning_tokens
 from coterie.planning.orders import balanced_offsets
 from tests.cases import MECHANISMS
 
@@ -330,7 +331,7 @@ class WrongHeads(Good):
 
     def numbers(self, tokens):
         q, _ = super().numbers(tokens)
-        k = base._planning(tokens.raw_k, tokens.key_mask)[..., 0]
+        k = planning_tokens._planning(tokens.raw_k, tokens.key_mask)[..., 0]
         return q, k.repeat(1, tokens.sizes.heads // tokens.sizes.key_heads, 1)
 
 
