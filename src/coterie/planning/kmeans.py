@@ -5,7 +5,7 @@ Starts are drawn among the real tokens by rank, so a sample's clusters do not de
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ class Draws(TypedDict):
 
     seed: int | Tensor
     layer: int
+    per_head: NotRequired[bool]
 
 
 class Options(Draws, total=False):
@@ -30,7 +31,6 @@ class Options(Draws, total=False):
     counts: Tensor | None
     sample: int
     centroids: Tensor | None
-    per_head: bool
 
 
 def starts(
