@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from coterie.checks import expect_int, expect_type
+from coterie.checks import expect_int, expect_seed, expect_type
 from coterie.mechanisms.base import Mechanism, register
 from coterie.plan import Plan, Round
 from coterie.planning.orders import balanced_offsets, ceil_div
@@ -53,7 +53,7 @@ class Reformer(Mechanism):
         expect_int("rounds", self.rounds, at_least=1)
         expect_int("chunk_size", self.chunk_size, at_least=1)
         expect_type(isinstance(self.strict, bool), "strict", "a bool", type(self.strict).__name__)
-        expect_int("seed", self.seed, at_least=0, at_most=2**63 - 1)
+        expect_seed(self.seed)
 
     def build(self, tokens: Tokens) -> Plan:
         chunks = ((tokens.real_keys[1] + self.chunk_size - 1) // self.chunk_size).clamp(min=1)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from coterie import draws
-from coterie.checks import expect, expect_choice, expect_int, expect_type
+from coterie.checks import expect, expect_choice, expect_int, expect_seed, expect_type
 from coterie.mechanisms.base import Mechanism, register
 from coterie.plan import Duplicates, Plan, Round
 from coterie.planning import hashing
@@ -87,7 +87,7 @@ class Smyrf(Mechanism):
         expect_choice("transform", self.transform, hashing.TRANSFORMS)
         expect_choice("hash", self.hash, hashing.HASHES)
         expect_choice("duplicates", self.duplicates, ("count", "once"))
-        expect_int("seed", self.seed, at_least=0, at_most=2**63 - 1)
+        expect_seed(self.seed)
         expect_type(isinstance(self.resample, bool), "resample", "a bool", type(self.resample).__name__)
 
     def _check_rounds(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from coterie.checks import expect, expect_int, expect_type
+from coterie.checks import expect, expect_int, expect_seed, expect_type
 from coterie.mechanisms.base import Mechanism, register
 from coterie.mechanisms.near_far.causal import causal
 from coterie.mechanisms.near_far.everyone import everyone
@@ -77,7 +77,7 @@ class NearFar(Mechanism):
         expect_int("iterations", self.iterations, at_least=0)
         expect_int("chunk", self.chunk, at_least=1)
         expect_type(isinstance(self.strict, bool), "strict", "a bool", type(self.strict).__name__)
-        expect_int("seed", self.seed, at_least=0, at_most=2**63 - 1)
+        expect_seed(self.seed)
 
     def build(self, tokens: Tokens) -> Plan:
         return causal(self, tokens) if tokens.causal else everyone(self, tokens)
