@@ -39,16 +39,18 @@ def _op(*results: str, **renamed: str) -> Callable[[Callable[P, R]], Callable[P,
 
     def declare(empty: Callable[P, R]) -> Callable[P, R]:
         name = empty.__name__.removesuffix("_op")
-        names = [renamed.get(each, each) for each in inspect.signature(empty).parameters]
+        parameters = inspect.signature(empty).parameters.values()
+        names = [renamed.get(each.name, each.name) for each in parameters]
+        readers = [(each.name, _reader(each)) for each in parameters if "Tensor" in each.annotation]
 
         @wraps(empty)
         def fill(*args: P.args, **kwargs: P.kwargs) -> R:
             found = empty(*args, **kwargs)
-            given = {each: _as_read(each, x) for each, x in zip(names, args, strict=True)}
-            filled = (found,) if isinstance(found, Tensor) else found
-            getattr(kernels(), name)(
-                **given, **dict(zip(results, filled, strict=True)), threads=torch.get_num_threads()
-            )
+            given: dict[str, Any] = dict(zip(names, args, strict=True))
+            for each, read in readers:
+                given[each] = read(given[each])
+            given |= zip(results, (found,) if isinstance(found, Tensor) else found, strict=True)
+            getattr(kernels(), name)(**given, threads=torch.get_num_threads())
             return found
 
         op = torch.library.custom_op(f"coterie::{name}", fill, mutates_args=())
@@ -58,17 +60,17 @@ def _op(*results: str, **renamed: str) -> Callable[[Callable[P, R]], Callable[P,
     return declare
 
 
-def _as_read(name: str, x: Any) -> Any:
-    """An argument as the kernels read it: rows (q, k, x) and lists with any strides but the last, all else dense."""
-    if isinstance(x, list):
-        return [last_contiguous(each) for each in x]
-    if not isinstance(x, Tensor):
-        return x
-    if name == "seed":
-        return int(x)
-    if x.dtype == torch.bool:
-        return mask_bytes(x)
-    return last_contiguous(x) if name in ("q", "k", "x") else x.contiguous()
+def _reader(parameter: inspect.Parameter) -> Callable[[Any], Any]:
+    """What makes of a tensor, or a list of them, what the kernels read."""
+    if parameter.annotation == "list[Tensor]":
+        return lambda tensors: [last_contiguous(each) for each in tensors]
+    if parameter.name in ("q", "k", "x"):  # rows may lie anywhere
+        return last_contiguous
+    if parameter.name.endswith("mask"):
+        return mask_bytes
+    if parameter.name == "seed":
+        return int
+    return lambda x: None if x is None else x.contiguous()
 
 
 def _seed(seed: int | Tensor) -> Tensor:

@@ -40,52 +40,46 @@ def _near_keys(options: NearFar, tokens: Tokens, groups: Groups, far: Far) -> tu
 
 
 def _groups(options: NearFar, tokens: Tokens, chunks: Chunks) -> Groups:
-    """Similar queries of a chunk, and the query that picks for them."""
-    count = _count(options, tokens.sizes.queries)
-    labels, queries = (_learnt_before if options.strict else _together)(options, tokens, chunks, count)
-    order, offsets = tokens.steps.group_by(labels, chunks.placed[:, None], queries.shape[2])
-    return Groups(order, offsets, queries.mul_(tokens.scale))
+    """Similar queries of a chunk, and what picks for them: their mean query, or with `strict` an older centroid."""
+    count, same = _count(options, tokens.sizes.queries), draws(tokens, options.seed)
+    parts, counts = chunks.queries, count.of(chunks.num_queries)
+    kmeans, total = tokens.steps.kmeans, counts.shape[1] * count.room
+    labels, centroids = kmeans(tokens.raw_q, parts, count.room, options.iterations, counts=counts, **same)
+    if options.strict:
+        centroids, counts = _before(tokens, chunks, centroids, counts, count.room)
+        labels, _ = kmeans(tokens.raw_q, parts, count.room, 0, counts=counts, centroids=centroids, **same)
+    labels = labels + (chunks.of_query * count.room)[:, None]
+    order, offsets = tokens.steps.group_by(labels, chunks.placed[:, None], total)
+    if not options.strict:
+        del centroids  # as large as the means
+        labels = torch.where(chunks.placed[:, None], labels, 0)
+        centroids = tokens.steps.cluster_means(tokens, labels, total, mask=chunks.placed)
+    return Groups(order, offsets, centroids.mul_(tokens.scale))
 
 
 def _count(options: NearFar, length: int) -> Count:
     """The groups of a chunk."""
     if not isinstance(options.query_clusters, str):
         return Fixed(options.query_clusters)
-    return Rate(1, tokens=_PER_GROUP, block=options.chunk, longest=length)
+    return Rate.upto(length, options.chunk, clusters=1, tokens=_PER_GROUP)
 
 
-def _together(options: NearFar, tokens: Tokens, chunks: Chunks, count: Count) -> tuple[Tensor, Tensor]:
-    """Queries by k-means inside their chunk, (B, H, Nq), and the mean query of each group, (B, H, G, D)."""
-    labels = _kmeans(options, tokens, chunks, count)[0]
-    labels = labels + (chunks.of_query * count.room)[:, None]
-    total = chunks.place.shape[1] * count.room
-    inside = torch.where(chunks.placed[:, None], labels, 0)
-    return labels, tokens.steps.cluster_means(tokens, inside, total, mask=chunks.placed)
+def _before(tokens: Tokens, chunks: Chunks, centroids: Tensor, counts: Tensor, room: int) -> tuple[Tensor, Tensor]:
+    """The centroids of the chunk before each, so that what comes later changes nothing.
 
-
-def _learnt_before(options: NearFar, tokens: Tokens, chunks: Chunks, count: Count) -> tuple[Tensor, Tensor]:
-    """Queries by the nearest centroid of the chunk before, and these centroids: what comes later changes nothing."""
-    _, centroids = _kmeans(options, tokens, chunks, count)
-    counts = count.of(chunks.num_queries)
-    if tokens.sizes.queries:
-        first = _first_query(tokens, chunks).expand(-1, -1, count.room, -1)
-        centroids = torch.cat([first, centroids[:, :, : -count.room]], 2)
-        counts = torch.cat([torch.ones_like(counts[:, :1]), counts[:, :-1]], 1)
-    same = draws(tokens, options.seed)
-    labels, _ = tokens.steps.kmeans(
-        tokens.raw_q, chunks.queries, count.room, 0, counts=counts, centroids=centroids, **same
+    The first chunk has none before, and its first query stands for it.
+    """
+    if tokens.sizes.queries == 0:
+        return centroids, counts
+    first = _first_query(tokens, chunks).expand(-1, -1, room, -1)
+    return (
+        torch.cat([first, centroids[:, :, :-room]], 2),
+        torch.cat([torch.ones_like(counts[:, :1]), counts[:, :-1]], 1),
     )
-    return labels + (chunks.of_query * count.room)[:, None], centroids
-
-
-def _kmeans(options: NearFar, tokens: Tokens, chunks: Chunks, count: Count) -> tuple[Tensor, Tensor]:
-    """The cluster of each query in its chunk, and the centroids of all chunks."""
-    counts, same = count.of(chunks.num_queries), draws(tokens, options.seed)
-    return tokens.steps.kmeans(tokens.raw_q, chunks.queries, count.room, options.iterations, counts=counts, **same)
 
 
 def _first_query(tokens: Tokens, chunks: Chunks) -> Tensor:
-    """The first query, (B, H, 1, D), which stands for the first chunk, as there is none before."""
+    """The first query that has a place, (B, H, 1, D) float64."""
     index = chunks.order[:, :1].long()[:, None, :, None].expand(-1, tokens.sizes.heads, -1, tokens.raw_q.shape[-1])
     first = tokens.raw_q.gather(2, index).to(torch.float64)
     return torch.where(first.isfinite(), first, 0)

@@ -24,31 +24,32 @@ class Fixed(NamedTuple):
 
 
 class Root(NamedTuple):
-    """√(share·N) clusters of N tokens; there are at most `longest`."""
+    """√(share·N) clusters of N tokens."""
 
     share: int
-    longest: int
+    room: int
 
-    @property
-    def room(self) -> int:
-        return max(1, math.ceil(math.sqrt(self.share * self.longest)))
+    @staticmethod
+    def upto(longest: int, share: int) -> Root:
+        """For sequences that have at most `longest` tokens."""
+        return Root(share, max(1, math.ceil(math.sqrt(share * longest))))
 
     def of(self, lengths: Tensor) -> Tensor:
         return (self.share * lengths.double()).sqrt().ceil().long().clamp(min=1)
 
 
 class Rate(NamedTuple):
-    """`clusters` to every `tokens`; blocks hold `block` tokens, a sequence at most `longest`."""
+    """`clusters` to every `tokens`, rounded up."""
 
     clusters: int
     tokens: int
-    block: int
-    longest: int
+    room: int
 
-    @property
-    def room(self) -> int:
-        in_block, in_all = (ceil_div(length * self.clusters, self.tokens) for length in (self.block, self.longest))
-        return min(in_block, max(2, in_all))  # 1 would be a graph of its own
+    @staticmethod
+    def upto(longest: int, block: int, clusters: int, tokens: int) -> Rate:
+        """For blocks of `block` tokens; a block may be longer than the sequence, which has at most `longest`."""
+        in_block, in_all = ceil_div(block * clusters, tokens), ceil_div(longest * clusters, tokens)
+        return Rate(clusters, tokens, min(in_block, max(2, in_all)))  # 1 would be a graph of its own
 
     def of(self, lengths: Tensor) -> Tensor:
         return ((lengths * self.clusters + self.tokens - 1) // self.tokens).clamp(1, self.room)

@@ -48,7 +48,7 @@ def everyone(options: NearFar, tokens: Tokens) -> Plan:
 
 
 def _count(wanted: int | str, share: int, length: int) -> Count:
-    return Root(share, length) if isinstance(wanted, str) else Fixed(wanted)
+    return Root.upto(length, share) if isinstance(wanted, str) else Fixed(wanted)
 
 
 def _cluster(options: NearFar, tokens: Tokens, x: Tensor, mask: Tensor, count: Count) -> Clusters:

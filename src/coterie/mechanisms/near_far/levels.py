@@ -95,7 +95,7 @@ def _count(options: NearFar, size: int, length: int) -> Count:
     if not isinstance(options.key_clusters, str):
         return Fixed(ceil_div(options.key_clusters, size))
     block, in_chunk = size * options.chunk, ceil_div(options.chunk, _PER_MEAN)
-    return Rate(ceil_div(in_chunk, size), tokens=block, block=block, longest=length)
+    return Rate.upto(length, block, clusters=ceil_div(in_chunk, size), tokens=block)
 
 
 def _joined(levels: list[Means]) -> Means:
