@@ -70,7 +70,7 @@ class ImprovedClustered(QueryClustering):
         centroids = tokens.steps.cluster_means(tokens, found.labels, found.clusters)
         width = min(self.topk, sizes.keys)
         top = tokens.steps.top_keys(tokens, tokens.scale * centroids, width)
-        return top, tokens.real_keys[1].clamp(max=width)[:, None, None, None]
+        return top, tokens.key_mask.sum(-1).clamp(max=width)[:, None, None, None]
 
     @staticmethod
     def _near(tokens: Tokens, found: QueryClusters, top: Tensor, num_top: Tensor) -> Round:

@@ -51,7 +51,7 @@ class Routing(Mechanism):
         query_order, query_offsets = tokens.steps.group_by(labels, tokens.query_mask[:, None], self.clusters)
         width = min(self.window, tokens.sizes.keys)
         top = tokens.steps.top_keys(tokens, centroids, width, unit=True)
-        count = tokens.real_keys[1].clamp(max=width)[:, None]
+        count = tokens.key_mask.sum(-1).clamp(max=width)[:, None]
         start = (torch.arange(self.clusters, device=tokens.device) * width).expand(tokens.sizes.batch, -1)
         return tokens.plan(
             (

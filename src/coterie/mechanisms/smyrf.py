@@ -154,7 +154,7 @@ class Smyrf(Mechanism):
 
     def _orders(self, tokens: Tokens, rounds: int) -> Orders:
         """Queries and keys sorted by hash, and cut into groups."""
-        num_queries, num_keys = tokens.real_queries[1], tokens.real_keys[1]
+        num_queries, num_keys = tokens.query_mask.sum(-1), tokens.key_mask.sum(-1)
         # Never more groups than keys, or some queries would meet nobody.
         groups = torch.minimum((num_queries + self.cluster_size - 1) // self.cluster_size, num_keys).clamp(min=1)
         capacity = max(2, ceil_div(tokens.sizes.queries, self.cluster_size))  # 1 would be a graph of its own
