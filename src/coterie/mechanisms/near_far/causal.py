@@ -42,8 +42,9 @@ def _near_keys(options: NearFar, tokens: Tokens, groups: Groups, far: Far) -> tu
 def _groups(options: NearFar, tokens: Tokens, chunks: Chunks) -> Groups:
     """Similar queries of a chunk, and what picks for them: their mean query, or with `strict` an older centroid."""
     count, same = _count(options, tokens.sizes.queries), draws(tokens, options.seed)
-    parts, counts = chunks.queries, count.of(chunks.num_queries)
-    kmeans, total = tokens.steps.kmeans, counts.shape[1] * count.room
+    parts, kmeans = chunks.queries, tokens.steps.kmeans
+    counts = count.of(parts.sizes)
+    total = counts.shape[1] * count.room
     labels, centroids = kmeans(tokens.raw_q, parts, count.room, options.iterations, counts=counts, **same)
     if options.strict:
         centroids, counts = _before(tokens, chunks, centroids, counts, count.room)

@@ -55,11 +55,6 @@ class Chunks(NamedTuple):
         """The queries of each chunk."""
         return Parts(self.order, self.offsets[:, :-1], self.offsets[:, 1:])
 
-    @property
-    def num_queries(self) -> Tensor:
-        """(B, chunks): how many queries each chunk has."""
-        return (self.offsets[:, 1:] - self.offsets[:, :-1]).long()
-
     def older(self) -> Tensor:
         """(B, chunks): how many chunks come before the previous one; none where there is no query to see them."""
         return torch.where(self.offsets[:, 1:] > self.offsets[:, :-1], self.place - 1, 0).clamp(min=0)

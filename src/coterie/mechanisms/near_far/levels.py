@@ -35,6 +35,7 @@ class Level(NamedTuple):
     blocks: int
     in_block: Count  # how many means
     first: int  # how many means the levels before have
+    listed: int  # how many keys they list
 
     def edge(self, older: Tensor) -> Tensor:
         """(B, chunks): the chunk where this level takes over from the one before: a multiple of its size."""
@@ -51,12 +52,12 @@ class Level(NamedTuple):
         return which.flatten(2), used[..., None].expand(*used.shape, room).flatten(2)
 
     def means(self, options: NearFar, tokens: Tokens, chunks: Chunks) -> Means:
-        """k-means inside each block; a mean stands at the last key of its block."""
+        """k-means inside each block, with offsets for all levels; a mean stands at the last key of its block."""
         keys, room = self.size * chunks.size, self.in_block.room
         edges = torch.arange(self.blocks + 1, device=tokens.device) * keys
         edges = torch.minimum(edges, chunks.num_keys[:, None]).to(torch.int32)
         parts = Parts(chunks.keys, edges[:, :-1], edges[:, 1:])
-        counts = self.in_block.of((parts.stop - parts.start).long())
+        counts = self.in_block.of(parts.sizes)
         labels, _ = tokens.steps.kmeans(
             tokens.raw_k, parts, room, options.iterations, counts=counts, sample=_SAMPLE, **draws(tokens, options.seed)
         )
@@ -65,6 +66,7 @@ class Level(NamedTuple):
         last = (parts.stop - 1).clamp(min=0).long()
         position = chunks.keys.gather(-1, last) if tokens.sizes.keys else last.to(torch.int32)
         position = position.repeat_interleave(room, 1)[:, None].expand(-1, tokens.sizes.key_heads, -1)
+        offsets = offsets + self.listed
         return Means(order, offsets[..., :-1], offsets[..., 1:], position)
 
 
@@ -83,11 +85,11 @@ def finished_chunks(options: NearFar, tokens: Tokens, chunks: Chunks) -> Far:
 def _levels(options: NearFar, length: int) -> Iterator[Level]:
     """As many as the keys need."""
     chunks = max(2, ceil_div(length, options.chunk))  # 1 would be a graph of its own
-    size, first = 1, 0
+    size, first, listed = 1, 0, 0
     while size == 1 or chunks > _BLOCKS * (size - 1):
-        level = Level(size, ceil_div(chunks, size), _count(options, size, length), first)
+        level = Level(size, ceil_div(chunks, size), _count(options, size, length), first, listed)
         yield level
-        size, first = 2 * size, first + level.blocks * level.in_block.room
+        size, first, listed = 2 * size, first + level.blocks * level.in_block.room, listed + length
 
 
 def _count(options: NearFar, size: int, length: int) -> Count:
@@ -99,11 +101,10 @@ def _count(options: NearFar, size: int, length: int) -> Count:
 
 
 def _joined(levels: list[Means]) -> Means:
-    """The means of all levels: each lists the same keys in another order."""
-    keys = levels[0].order.shape[-1]
+    """The means of all levels."""
     return Means(
         torch.cat([each.order for each in levels], -1),
-        torch.cat([each.start + i * keys for i, each in enumerate(levels)], -1),
-        torch.cat([each.stop + i * keys for i, each in enumerate(levels)], -1),
+        torch.cat([each.start for each in levels], -1),
+        torch.cat([each.stop for each in levels], -1),
         torch.cat([each.positions for each in levels if each.positions is not None], -1),
     )
