@@ -61,6 +61,11 @@ def expect_int(name: str, value: object, *, at_least: int, at_most: int = 2**31 
     expect(is_int(value) and value <= at_most, name, "an int ≤ {}", value, at_most)
 
 
+def expect_seed(value: object) -> None:
+    """The argument `seed` must be an int ≥ 0 that fits 63 bits."""
+    expect_int("seed", value, at_least=0, at_most=2**63 - 1)
+
+
 def expect_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     """The value must be one of the choices, which the error lists."""
     if value not in choices:

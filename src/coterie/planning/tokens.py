@@ -13,6 +13,7 @@ from coterie.plan import Means, Plan, Round
 from coterie.planning import native as native_steps
 from coterie.planning import reference as reference_steps
 from coterie.planning.orders import compact
+from coterie.planning.steps import Steps
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,9 +74,11 @@ class Tokens:
         return self.call.backend
 
     @property
-    def steps(self) -> Any:
+    def steps(self) -> Steps:
         """The planning steps of the backend: `coterie.planning.reference` or its native twin."""
-        return native_steps if self.backend == "native" else reference_steps
+        if self.backend == "native":
+            return native_steps
+        return reference_steps
 
     @property
     def q(self) -> Tensor:
