@@ -121,7 +121,9 @@ class Half(Good):
 
 @breaks("runs", says="causality is 'sometimes'")
 class Unsure(Good):
-    causality = "sometimes"
+    @property
+    def causality(self):
+        return "sometimes"
 
 
 @breaks("lengths", says="0 queries and 0 keys raised IndexError")
@@ -328,9 +330,9 @@ class WrongHeads(Good):
     """Reads key head h % Hk, where the engine reads h // (H / Hk)."""
 
     def numbers(self, tokens):
-        q, _ = super().numbers(tokens)
-        k = base._planning(tokens.raw_k, tokens.key_mask)[..., 0]
-        return q, k.repeat(1, tokens.sizes.heads // tokens.sizes.key_heads, 1)
+        q, k = super().numbers(tokens)
+        share = tokens.sizes.heads // tokens.sizes.key_heads
+        return q, k[:, ::share].repeat(1, share, 1)
 
 
 @breaks("gradients", says="the gradient's slope is")

@@ -158,10 +158,7 @@ class _Subject:
     @property
     def level(self) -> str:
         """The declared causality of these settings."""
-        declared = self.mechanism.causality
-        if "strict with strict=True" in declared:
-            return "strict" if getattr(self.mechanism, "strict", False) else "mask"
-        return declared
+        return self.mechanism.causality
 
     @property
     def ways(self) -> tuple[dict[str, Any], ...]:

@@ -130,7 +130,9 @@ def test_bench_mechanisms_and_doctor():
         (200, "local:window=32"),
     ]
     assert "local:window=32" in coterie("bench", "local:window=32", "--lengths", "64", "--repeats", "1")
-    assert {row["name"] for row in json.loads(coterie("mechanisms", "--json"))} >= {"near-far", "smyrf", "full"}
+    levels = {row["name"]: row["causality"] for row in json.loads(coterie("mechanisms", "--json"))}
+    wanted = {"near-far": "mask, or strict with strict=True", "smyrf": "mask", "full": "strict"}
+    assert levels.items() >= wanted.items()
     assert "near-far" in coterie("mechanisms")
     assert json.loads(coterie("doctor", "--json"))["backends"]["reference"] == "available"
     assert "backends" in coterie("doctor")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from coterie.checks import expect_choice, expect_int
-from coterie.mechanisms.base import Mechanism, register
+from coterie.mechanisms.base import Causality, Mechanism, register
 from coterie.plan import Means, Plan, Round
 from coterie.planning.orders import Parts, compact
 from coterie.planning.tokens import Tokens
@@ -61,7 +61,7 @@ class QueryClusters:
 class QueryClustering(Mechanism):
     """The fields and the k-means that Clustered and ImprovedClustered share."""
 
-    causality: ClassVar[str] = "none"
+    causality: ClassVar[str] = Causality.NONE
 
     def _check_clustering(self, clusters: int, iterations: int, space: str, bits: int, seed: int) -> None:
         expect_int("clusters", clusters, at_least=1)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from coterie.checks import expect, expect_int, expect_type
-from coterie.mechanisms.base import Mechanism, register
+from coterie.mechanisms.base import Mechanism, StrictIfAsked, register
 from coterie.plan import Means, Plan, Round
 from coterie.planning.orders import Parts, ceil_div, compact
 from coterie.planning.tokens import Tokens
@@ -94,7 +94,7 @@ class NearFar(Mechanism):
     strict: bool = False
     seed: int = 0
 
-    causality: ClassVar[str] = "mask, or strict with strict=True"
+    causality = StrictIfAsked()
 
     def check(self) -> None:
         expect_int("near", self.near, at_least=0)
