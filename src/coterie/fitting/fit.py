@@ -259,7 +259,7 @@ class _Run:
             scale.remember(index)
             self.tell("dense answers", index + 1, len(here + there))
         found = self._profile()
-        table = found.table([str(c) for c in self.candidates])
+        table = found.table(self.candidates)
         modules = set(found.shapes)
         plans = path(table)
         seen = {shape.batch for shapes in found.shapes.values() for shape in shapes}

@@ -15,6 +15,7 @@ from torch import Tensor
 from coterie.checks import expect
 from coterie.hosts import DENSE, Host
 from coterie.mechanisms import Full, Mechanism
+from coterie.mechanisms.at_least import at_least
 from coterie.observe import Seen, observing
 
 
@@ -27,12 +28,6 @@ class Tried:
     error: float  # relative error of the attention's output; NaN if it was refused
     seconds: float  # of attention on all batches, the median over modules of this shape
     note: str = ""
-
-
-def _from(name: str, length: int) -> str:
-    """A mechanism from so many keys on; one that says so itself keeps the larger of the two."""
-    plain, _, own = name.partition("@")
-    return f"{plain}@{max(length, int(own or 0))}"
 
 
 class Shape(NamedTuple):
@@ -54,16 +49,17 @@ class Profile:
     refused: dict[tuple[str, str], str] = field(default_factory=dict)
     slow: set[tuple[Shape, str]] = field(default_factory=set)  # for this shape, slower than dense
 
-    def table(self, candidates: list[str]) -> list[Tried]:
+    def table(self, candidates: list[Mechanism]) -> list[Tried]:
         """Everything that was tried; dense attention first."""
         rows = []
         for module, shapes in self.shapes.items():
             rows.append(Tried(module, DENSE, 0.0, sum(self._seconds(shape, DENSE) for shape in shapes)))
-            rows += [self._row(module, name) for name in candidates]
+            rows += [self._row(module, mechanism) for mechanism in candidates]
         return rows
 
-    def _row(self, module: str, name: str) -> Tried:
+    def _row(self, module: str, mechanism: Mechanism) -> Tried:
         """A candidate, dense at the lengths where it does not pay."""
+        name = str(mechanism)
         if (module, name) in self.refused:
             return Tried(module, name, float("nan"), float("nan"), self.refused[module, name])
         shapes, errors = self.shapes[module], self.errors.get((module, name), {})
@@ -78,7 +74,7 @@ class Profile:
         short = [shape for shape in shapes if shape.keys[2] < first]
         seconds = sum(self._seconds(s, name) for s in long) + sum(self._seconds(s, DENSE) for s in short)
         error = (sum(statistics.fmean(errors[shape]) for shape in long) / len(shapes)) ** 0.5
-        return Tried(module, _from(name, first) if short else name, error, seconds)
+        return Tried(module, str(at_least(first, mechanism)) if short else name, error, seconds)
 
     def _seconds(self, shape: Shape, name: str) -> float:
         return statistics.median(self.times[shape, name])

@@ -117,12 +117,11 @@ def _runs(mechanism: Mechanism | None, who: Who, rules: Rules | None) -> Mechani
     """What runs, None for dense attention. A sample counts its own tokens, so that its padding does not matter."""
     if mechanism is None:
         return None
-    queries, keys = who.queries.shape[1], who.keys.shape[1]
     length, inner = (mechanism.length, mechanism.inner) if isinstance(mechanism, AtLeast) else (0, mechanism)
-    if keys < length or queries <= FEW_QUERIES:
-        return None
     window, causal = (0, False) if rules is None else (rules.window, rules.causal)
     mixed = BySample(inner, length, FEW_QUERIES, window)
+    if mixed.too_small(who.queries.shape[1], who.keys.shape[1]):
+        return None
     if torch.compiler.is_compiling():
         return mixed
     windowed, dense = mixed.windowed(who.keys, causal), mixed.dense(who.queries, who.keys)

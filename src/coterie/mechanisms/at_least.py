@@ -77,11 +77,11 @@ class AtLeast(Around):
         mask = settings.get("key_mask")
         if not isinstance(mask, Tensor):
             return self.inner.plan(q, k, **settings)
-        all_short = readable(mask) and not bool((mask.sum(-1) >= self.length).any())
+        all_short = readable(mask) and not bool(long_enough(mask, self.length).any())
         return Full().plan(q, k, **settings) if all_short else super().plan(q, k, **settings)
 
     def build(self, tokens: Tokens) -> Plan:
-        long = tokens.real_keys[1] >= self.length
+        long = long_enough(tokens.key_mask, self.length)
         return by_sample(long, lambda: self.inner.build(tokens), lambda: Full().build(tokens))
 
     def to_dict(self) -> dict[str, Any]:
@@ -89,3 +89,20 @@ class AtLeast(Around):
 
     def __str__(self) -> str:
         return f"{self.inner}@{self.length}"
+
+
+def long_enough(key_mask: Tensor, length: int) -> Tensor:
+    """Samples with at least so many real keys, (B,) bool."""
+    return key_mask.sum(-1) >= length
+
+
+def at_least(length: int, mechanism: Mechanism) -> AtLeast:
+    """A mechanism from so many keys on; one that says so itself keeps the larger of the two.
+
+    >>> import coterie
+    >>> str(at_least(100, coterie.Local(window=8))), str(at_least(100, coterie.as_mechanism("local:window=8@200")))
+    ('local:window=8@100', 'local:window=8@200')
+    """
+    if isinstance(mechanism, AtLeast):
+        return AtLeast(max(length, mechanism.length), mechanism.inner)
+    return AtLeast(length, mechanism)
