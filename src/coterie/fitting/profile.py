@@ -6,14 +6,16 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from coterie.checks import expect
-from coterie.hosts import DENSE, Host
+from coterie.fitting.measures import length_of
+from coterie.fitting.task import Task
+from coterie.hosts import DENSE
 from coterie.mechanisms import Full, Mechanism
 from coterie.mechanisms.at_least import at_least
 from coterie.observe import Seen, observing
@@ -87,27 +89,49 @@ class Profile:
         return sum(self._seconds(s, name) for s in shapes) < sum(self._seconds(s, DENSE) for s in shapes)
 
 
+class Profiled(NamedTuple):
+    """Everything that was tried, and at which numbers of tokens."""
+
+    table: list[Tried]
+    lengths: list[int]
+    notes: list[str]
+
+
+def profile(task: Task) -> Profiled:
+    """Try every candidate in every module, with at most half of the time budget."""
+    found = _watch(task)
+    reached = {shape.batch for shapes in found.shapes.values() for shape in shapes}
+    lengths = sorted({length_of(task.fitted[index]) for index in reached})
+    notes = []
+    if len(reached) < len(task.fitted):
+        notes.append(
+            f"Half of the time budget was used up by {len(reached)} of {len(task.fitted)} batches: candidates were "
+            f"tried at {', '.join(map(str, lengths))} tokens."
+        )
+    return Profiled(found.table(task.candidates), lengths, notes)
+
+
 @torch.no_grad()
-def profile(
-    host: Host,
-    batches: list[Any],
-    candidates: list[Mechanism],
-    tick: Callable[[], None],
-    out_of_time: Callable[[], bool],
-) -> Profile:
-    """Run the batches densely and try the candidates on the way; `tick` is called for each module and batch."""
-    found = Profile()
-    host.put_everywhere("full")
-    with host.watching():
-        for index, batch in enumerate(batches):
-            if index and out_of_time():
+def _watch(task: Task) -> Profile:
+    """Run the batches densely and try the candidates on the way."""
+    found, done, total = Profile(), 0, len(task.host.names) * len(task.fitted)
+    task.host.put_everywhere("full")
+
+    def tick() -> None:
+        nonlocal done
+        done += 1
+        task.tell("candidates", done, max(total, done))
+
+    with task.host.watching():
+        for index, batch in enumerate(task.fitted):
+            if index and task.out_of_time(0.5):
                 break
 
             def observer(seen: Seen, index: int = index) -> None:
-                _try(found, host.current, index, seen, candidates, tick)
+                _try(found, task.host.current, index, seen, task.candidates, tick)
 
             with observing(observer):
-                host.run(batch)
+                task.host.run(batch)
     expect(bool(found.shapes), "batches", "inputs that reach an attention module with more than a few queries", "none")
     return found
 
