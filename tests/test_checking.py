@@ -446,7 +446,7 @@ def test_holes_are_distances_only_where_positions_decide(monkeypatch):
 
 
 def test_without_the_native_engine_two_rules_are_not_run(monkeypatch):
-    monkeypatch.setattr("coterie.checking.backends", lambda: {"native": "not built"})
+    monkeypatch.setattr("coterie.checking.answers.backends", lambda: {"native": "not built"})
     found = coterie.check_mechanism("full", compile=True)
     assert found.ok
     assert found.skipped == {"backends": "not built", "compile": "not built"}
