@@ -306,7 +306,7 @@ def test_a_candidate_that_starts_somewhere_starts_no_earlier():
             times={(short, DENSE): [1.0], (long, DENSE): [9.0], (short, name): [2.0], (long, name): [3.0]},
             shapes={"a": [short, long]},
         )
-        assert profile.table([name])[1].mechanism == label
+        assert profile.table([coterie.as_mechanism(name)])[1].mechanism == label
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
