@@ -10,7 +10,7 @@ transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not
 
 import coterie  # noqa: E402
 import coterie.hf  # noqa: E402
-from tests.hf.families import BY_NAME, VOCABULARY, Family  # noqa: E402
+from tests.hf.families import BY_NAME, VOCABULARY, WIDE, Family  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
@@ -148,11 +148,8 @@ def test_a_mask_of_pairs_tells_padding_too():
 def test_a_model_that_writes_ten_thousand_for_infinity(mechanism: str):
     """MarkupLM makes its own mask of keys, of −10,000; it is a mask of keys all the same."""
     config = transformers.MarkupLMConfig(
+        **WIDE,
         vocab_size=VOCABULARY,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=48,
         max_xpath_tag_unit_embeddings=8,
         max_xpath_subs_unit_embeddings=8,
         tag_pad_id=7,

@@ -57,27 +57,32 @@ class QueryClusters:
         )
 
 
-@dataclass(frozen=True)
 class QueryClustering(Mechanism):
-    """The fields and the k-means that Clustered and ImprovedClustered share."""
+    """The checks and the k-means that Clustered and ImprovedClustered share, by fields of these names."""
+
+    clusters: int
+    iterations: int
+    space: str
+    bits: int
+    seed: int
 
     causality: ClassVar[str] = Causality.NONE
 
-    def _check_clustering(self, clusters: int, iterations: int, space: str, bits: int, seed: int) -> None:
-        expect_int("clusters", clusters, at_least=1)
-        expect_int("iterations", iterations, at_least=0)
-        expect_choice("space", space, ("hamming", "euclidean"))
-        expect_int("bits", bits, at_least=1)
-        expect_int("seed", seed, at_least=0, at_most=2**63 - 1)
+    def check(self) -> None:
+        expect_int("clusters", self.clusters, at_least=1)
+        expect_int("iterations", self.iterations, at_least=0)
+        expect_choice("space", self.space, ("hamming", "euclidean"))
+        expect_int("bits", self.bits, at_least=1)
+        expect_int("seed", self.seed, at_least=0, at_most=2**63 - 1)
 
-    @staticmethod
-    def _cluster(tokens: Tokens, clusters: int, iterations: int, space: str, bits: int, seed: int) -> QueryClusters:
-        if space == "hamming":
-            labels = tokens.steps.hamming_clusters(tokens, clusters, iterations, bits, seed)
+    def _cluster(self, tokens: Tokens) -> QueryClusters:
+        count, iterations, seed = self.clusters, self.iterations, self.seed
+        if self.space == "hamming":
+            labels = tokens.steps.hamming_clusters(tokens, count, iterations, self.bits, seed)
         else:
             parts = Parts.whole(tokens.query_mask)
-            labels, _ = tokens.steps.kmeans(tokens.raw_q, parts, clusters, iterations, seed=seed, layer=tokens.layer)
-        order, offsets = tokens.steps.group_by(labels, tokens.query_mask[:, None], clusters)
+            labels, _ = tokens.steps.kmeans(tokens.raw_q, parts, count, iterations, seed=seed, layer=tokens.layer)
+        order, offsets = tokens.steps.group_by(labels, tokens.query_mask[:, None], count)
         return QueryClusters(labels, order, offsets)
 
 
@@ -113,10 +118,7 @@ class Clustered(QueryClustering):
     bits: int = 63
     seed: int = 0
 
-    def check(self) -> None:
-        self._check_clustering(self.clusters, self.iterations, self.space, self.bits, self.seed)
-
     def build(self, tokens: Tokens) -> Plan:
-        found = self._cluster(tokens, self.clusters, self.iterations, self.space, self.bits, self.seed)
+        found = self._cluster(tokens)
         answer = found.row_of_members(tokens, tokens.sizes.queries)
         return tokens.plan((found.meet_everyone(tokens),), query_means=found.means(1), answer=answer)

@@ -46,11 +46,11 @@ class ImprovedClustered(QueryClustering):
     seed: int = 0
 
     def check(self) -> None:
-        self._check_clustering(self.clusters, self.iterations, self.space, self.bits, self.seed)
+        super().check()
         expect_int("topk", self.topk, at_least=1)
 
     def build(self, tokens: Tokens) -> Plan:
-        found = self._cluster(tokens, self.clusters, self.iterations, self.space, self.bits, self.seed)
+        found = self._cluster(tokens)
         top, num_top = self._top_keys(tokens, found)
         real = torch.arange(top.shape[-1], device=top.device) < num_top
         skip = torch.where(real, top, -1).cummax(-1).values  # ascending to the end: the last one over again
