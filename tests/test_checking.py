@@ -114,9 +114,10 @@ class Typo(Good):
 @breaks("runs", says="plan: expected a plan for")
 class Half(Good):
     def build(self, tokens):
-        half = replace(tokens, sizes=tokens.sizes._replace(queries=tokens.sizes.queries // 2))
-        q, mask = tokens.raw_q[:, :, : half.sizes.queries], tokens.query_mask[:, : half.sizes.queries]
-        return super().build(replace(half, raw_q=q, query_mask=mask))
+        some = tokens.sizes.queries // 2
+        sizes = tokens.sizes._replace(queries=some)
+        half = replace(tokens.call, q=tokens.raw_q[:, :, :some], sizes=sizes)
+        return super().build(replace(tokens, call=half, query_mask=tokens.query_mask[:, :some]))
 
 
 @breaks("runs", says="causality is 'sometimes'")

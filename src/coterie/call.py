@@ -1,20 +1,31 @@
-"""Checks and normal forms of what users pass: tensors, masks, offsets."""
+"""Call: one attention call, checked once."""
 
 from __future__ import annotations
 
-import math
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from operator import index
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from coterie.checks import FORWARD_MODE, TRANSFORM, expect, expect_type, is_int
+from coterie.backend import choose_backend
+from coterie.checks import (
+    check_dropout,
+    check_flag,
+    check_scale,
+    check_token_mask,
+    check_transforms,
+    expect,
+    expect_int,
+    expect_type,
+    is_int,
+)
 
 _FAR = 2**30  # beyond every key of every tensor
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_A_DTYPE = "a dtype of " + ", ".join(map(str, _DTYPES))  # not written anew in every call
 
 
 class Sizes(NamedTuple):
@@ -27,19 +38,147 @@ class Sizes(NamedTuple):
     keys: int
 
 
-def check_transforms(*inputs: object) -> None:
-    """Refuse derivatives that would silently be 0, and transforms that there is no rule for."""
-    tensors = [x for x in inputs if isinstance(x, Tensor)]
-    if torch.compiler.is_compiling():
-        # A graph does not see tangents, so it is compiled for calls outside of forward mode alone.
-        if forward_ad._current_level >= 0:
-            raise RuntimeError(FORWARD_MODE)
-        return
-    if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
-        raise RuntimeError(FORWARD_MODE)
-    functorch = torch._C._functorch
-    if any(functorch.is_functorch_wrapped_tensor(x) or functorch.is_legacy_batchedtensor(x) for x in tensors):
-        raise RuntimeError(TRANSFORM)
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One attention call: every argument checked, every default filled in, every mask in its place.
+
+    Mechanisms plan it, the engine executes it, and nobody checks it again.
+
+    Attributes:
+        q, k, v: (B, H, Nq, D), (B, Hk, Nk, D), (B, Hk, Nk, Dv); a call that is only planned has no values.
+        sizes: batch, heads, key_heads, queries, keys.
+        key_mask, query_mask: (B, Nk), (B, Nq) bool, True for real tokens; None: all are.
+        guests: (B, Nq) bool, queries outside of `query_mask` that are answered all the same.
+        pair_mask: (B | 1, H | 1, Nq | 1, Nk | 1), bool or float: what `attn_mask` says that no mask of keys can.
+        causal: query i sees keys ≤ i + offset.
+        offset: (B,) int32.
+        scale: of the scores.
+        layer: index for the random draws.
+        dropout_p: probability of dropping a pair's weight.
+        backend: the one that runs, never "auto".
+        seed: of dropout; drawn when the call is executed.
+
+    Example:
+        >>> import torch
+        >>> from coterie.call import Call
+        >>> q, k, v = torch.randn(3, 2, 4, 50, 16).unbind(0)
+        >>> real = torch.arange(50) < torch.tensor([[50], [30]])
+        >>> call = Call.of(q, k, v, attn_mask=real[:, None, None], is_causal=True)
+        >>> call.key_mask.sum(-1).tolist(), call.pair_mask, call.scale
+        ([50, 30], None, 0.25)
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor | None
+    sizes: Sizes
+    key_mask: Tensor | None
+    query_mask: Tensor | None
+    guests: Tensor | None
+    pair_mask: Tensor | None
+    causal: bool
+    offset: Tensor
+    scale: float
+    layer: int
+    dropout_p: float
+    backend: str
+    seed: Tensor | None = None
+
+    @staticmethod
+    def of(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor | None = None,
+        *,
+        attn_mask: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        query_mask: Tensor | None = None,
+        guests: Tensor | None = None,
+        dropout_p: float = 0,
+        is_causal: bool = False,
+        causal_offset: int | Tensor | None = None,
+        scale: float | None = None,
+        enable_gqa: bool = True,
+        layer: int = 0,
+        backend: str = "auto",
+        runs: bool = True,
+        same_tokens: bool = True,
+    ) -> Call:
+        """Check what a user passed, as `coterie.attention` takes it.
+
+        Args:
+            runs: the call will be executed: autocast applies, and derivatives that there is no rule for are refused. A
+                call that is only planned or looked at takes its tensors as they are.
+            same_tokens: with Nq = Nk and only a mask of keys, it is the mask of the queries too.
+        """
+        check_flag("is_causal", is_causal)
+        check_flag("enable_gqa", enable_gqa)
+        if runs:
+            check_transforms(q, k, v, attn_mask, key_mask, query_mask, guests, causal_offset)
+            q, k, v = _autocast(q, k, v)
+        sizes = check_tensors(q, k, v, enable_gqa=enable_gqa)
+        expect_type(v is not None or not runs, "v", "a tensor", "NoneType")
+        check_dropout(dropout_p)
+        factor = check_scale(scale, q.shape[-1])
+        check_token_mask("key_mask", key_mask, (sizes.batch, sizes.keys), q.device)
+        check_token_mask("query_mask", query_mask, (sizes.batch, sizes.queries), q.device)
+        check_token_mask("guests", guests, (sizes.batch, sizes.queries), q.device)
+        expect_int("layer", layer, at_least=0, at_most=2**24 - 1)
+        split = split_mask(attn_mask, sizes, q)
+        if split.key_mask is not None:
+            key_mask = split.key_mask if key_mask is None else key_mask & split.key_mask
+        if same_tokens and query_mask is None and sizes.queries == sizes.keys:
+            query_mask = key_mask
+        expect(guests is None or query_mask is not None, "guests", "a query_mask beside it", "none")
+        return Call(
+            q=q,
+            k=k,
+            v=v,
+            sizes=sizes,
+            key_mask=key_mask,
+            query_mask=query_mask,
+            guests=guests,
+            pair_mask=split.pair_mask,
+            causal=is_causal,
+            offset=check_offset(causal_offset, sizes, q.device),
+            scale=factor,
+            layer=layer,
+            dropout_p=dropout_p,
+            backend=choose_backend(backend, q.device, q.dtype),
+        )
+
+    @property
+    def answered(self) -> Tensor | None:
+        """(B, Nq) bool: the queries that get an answer; None: all."""
+        if self.query_mask is None or self.guests is None:
+            return self.query_mask
+        return self.query_mask | self.guests
+
+    @property
+    def real_queries(self) -> Tensor:
+        """(B, Nq) bool, whether there is a mask or not."""
+        return _everyone(self.sizes.batch, self.sizes.queries, self.q) if self.query_mask is None else self.query_mask
+
+    @property
+    def real_keys(self) -> Tensor:
+        """(B, Nk) bool, whether there is a mask or not."""
+        return _everyone(self.sizes.batch, self.sizes.keys, self.k) if self.key_mask is None else self.key_mask
+
+    def planning(self) -> dict[str, Any]:
+        """The arguments of `Mechanism.plan` that say the same, but for guests; a mask of pairs is none of them."""
+        return {
+            "key_mask": self.key_mask,
+            "query_mask": self.query_mask,
+            "is_causal": self.causal,
+            "causal_offset": self.offset,
+            "scale": self.scale,
+            "layer": self.layer,
+            "backend": self.backend,
+        }
+
+
+def _everyone(batch: int, length: int, like: Tensor) -> Tensor:
+    return torch.ones(batch, length, dtype=torch.bool, device=like.device)
 
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor | None = None, *, enable_gqa: bool = True) -> Sizes:
@@ -49,7 +188,7 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor | None = None, *, enable_gqa: 
         expect_type(isinstance(x, Tensor), name, "a tensor", type(x).__name__)
         expect_type(not x.is_nested, name, "a padded tensor", "a nested one")
         expect(x.ndim == 4, name, "4 dimensions (batch, heads, length, dim)", tuple(x.shape))
-        expect_type(x.dtype in _DTYPES, name, "a dtype of " + ", ".join(map(str, _DTYPES)), x.dtype)
+        expect_type(x.dtype in _DTYPES, name, _A_DTYPE, x.dtype)
         expect_type(x.dtype == q.dtype, name, "the dtype of q, {}", x.dtype, q.dtype)
         expect(x.device == q.device, name, "the device of q, {}", x.device, q.device)
         expect(x.shape[0] == q.shape[0], name, "the batch size of q, {}", x.shape[0], q.shape[0])
@@ -66,38 +205,6 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor | None = None, *, enable_gqa: 
         expect(fits, "k", "a number of heads that divides the {} of q", key_heads, heads)
     expect(heads > 0, "q", "at least one head", heads)
     return Sizes(q.shape[0], heads, key_heads, q.shape[2], k.shape[2])
-
-
-def check_scale(scale: float | None, dim: int) -> float:
-    """The scale of the scores; 1/√D by default."""
-    if scale is None:
-        return 1.0 / math.sqrt(index(dim))
-    number = isinstance(scale, int | float) and not isinstance(scale, bool)
-    expect_type(number, "scale", "a number", type(scale).__name__)
-    expect(abs(scale) < math.inf, "scale", "a finite number", scale)  # isfinite is not traced
-    return float(scale)
-
-
-def check_dropout(dropout_p: float) -> None:
-    """A probability."""
-    number = isinstance(dropout_p, int | float) and not isinstance(dropout_p, bool)
-    expect_type(number, "dropout_p", "a number", type(dropout_p).__name__)
-    expect(0.0 <= dropout_p <= 1.0, "dropout_p", "a probability in [0, 1]", dropout_p)
-
-
-def check_flag(name: str, value: object) -> None:
-    """A bool, and nothing that merely looks like one."""
-    expect_type(isinstance(value, bool), name, "a bool", type(value).__name__)
-
-
-def check_token_mask(name: str, mask: Tensor | None, shape: tuple[int, int], device: torch.device) -> None:
-    """A (batch, length) bool mask, True for real tokens."""
-    if mask is None:
-        return
-    expect_type(isinstance(mask, Tensor), name, "a tensor", type(mask).__name__)
-    expect(tuple(mask.shape) == shape, name, "shape {}", tuple(mask.shape), shape)
-    expect_type(mask.dtype == torch.bool, name, "dtype torch.bool (True = real token)", mask.dtype)
-    expect(mask.device == device, name, "device {}", mask.device, device)
 
 
 def check_offset(causal_offset: int | Tensor | None, sizes: Sizes, device: torch.device) -> Tensor:
@@ -171,11 +278,13 @@ def readable(x: Tensor) -> bool:
 
 
 def no_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """A context without autocast, which the meta device does not know."""
-    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
+    """A context without autocast, which the meta device does not know; most calls have none to leave."""
+    if device.type == "meta" or not torch.is_autocast_enabled(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
 
 
-def autocast_tensors(*tensors: Tensor) -> tuple[Tensor, ...]:
+def _autocast(*tensors: Any) -> tuple[Any, ...]:
     """Under autocast, the tensors in its dtype, as scaled_dot_product_attention takes them; float64 stays."""
     if not all(isinstance(x, Tensor) and x.is_floating_point() for x in tensors):
         return tensors  # check_tensors says what is wrong

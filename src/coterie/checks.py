@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from operator import index
 from typing import TypeGuard
 
 import torch
+from torch import Tensor
+from torch.autograd import forward_ad
 
 SECOND_DERIVATIVE = (
     "coterie.attention has no second derivative: its backward pass recomputes scores and is not itself "
@@ -59,4 +63,53 @@ def expect_int(name: str, value: object, *, at_least: int, at_most: int = 2**31 
 
 def expect_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     """The value must be one of the choices, which the error lists."""
-    expect(value in choices, name, "one of " + ", ".join(map(repr, choices)), repr(value))
+    if value not in choices:
+        expect(False, name, "one of " + ", ".join(map(repr, choices)), repr(value))
+
+
+def check_scale(scale: float | None, dim: int) -> float:
+    """The scale of the scores; 1/√D by default."""
+    if scale is None:
+        return 1.0 / math.sqrt(index(dim))
+    number = isinstance(scale, int | float) and not isinstance(scale, bool)
+    expect_type(number, "scale", "a number", type(scale).__name__)
+    expect(abs(scale) < math.inf, "scale", "a finite number", scale)  # isfinite is not traced
+    return float(scale)
+
+
+def check_dropout(dropout_p: float) -> None:
+    """A probability."""
+    number = isinstance(dropout_p, int | float) and not isinstance(dropout_p, bool)
+    expect_type(number, "dropout_p", "a number", type(dropout_p).__name__)
+    expect(0.0 <= dropout_p <= 1.0, "dropout_p", "a probability in [0, 1]", dropout_p)
+
+
+def check_flag(name: str, value: object) -> None:
+    """A bool, and nothing that merely looks like one."""
+    expect_type(isinstance(value, bool), name, "a bool", type(value).__name__)
+
+
+def check_token_mask(name: str, mask: Tensor | None, shape: tuple[int, int], device: torch.device) -> None:
+    """A (batch, length) bool mask, True for real tokens."""
+    if mask is None:
+        return
+    expect_type(isinstance(mask, Tensor), name, "a tensor", type(mask).__name__)
+    expect(tuple(mask.shape) == shape, name, "shape {}", tuple(mask.shape), shape)
+    expect_type(mask.dtype == torch.bool, name, "dtype torch.bool (True = real token)", mask.dtype)
+    expect(mask.device == device, name, "device {}", mask.device, device)
+
+
+def check_transforms(*inputs: object) -> None:
+    """Refuse derivatives that would silently be 0, and transforms that there is no rule for."""
+    forward_mode = forward_ad._current_level >= 0
+    if torch.compiler.is_compiling():
+        # A graph does not see tangents, so it is compiled for calls outside of forward mode alone.
+        if forward_mode:
+            raise RuntimeError(FORWARD_MODE)
+        return
+    tensors = [x for x in inputs if isinstance(x, Tensor)]
+    if forward_mode and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+        raise RuntimeError(FORWARD_MODE)
+    functorch = torch._C._functorch
+    if any(functorch.is_functorch_wrapped_tensor(x) or functorch.is_legacy_batchedtensor(x) for x in tensors):
+        raise RuntimeError(TRANSFORM)

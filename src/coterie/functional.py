@@ -1,34 +1,46 @@
-"""attention(): validate, plan, execute."""
+"""attention(): check the call, plan it, execute the plan."""
 
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
 
 from coterie import observe
-from coterie.backend import choose_backend
-from coterie.call import (
-    Sizes,
-    autocast_tensors,
-    check_dropout,
-    check_flag,
-    check_offset,
-    check_scale,
-    check_tensors,
-    check_token_mask,
-    check_transforms,
-    split_mask,
-)
-from coterie.checks import expect, expect_int, expect_type
-from coterie.engine.api import Attended, check_means, check_plan, execute, validate_plan
-from coterie.mechanisms import AtLeast, Mechanism, as_mechanism
-from coterie.mechanisms.base import self_query_mask
+from coterie.call import Call
+from coterie.checks import check_flag, expect, expect_int, expect_type
+from coterie.engine.api import Attended, execute
+from coterie.mechanisms import Mechanism, as_mechanism
+from coterie.mechanisms.at_least import at_least
+from coterie.mechanisms.base import plan_call
 from coterie.plan import Plan
 
 MechanismLike = Mechanism | str | dict[str, Any]
+
+
+class Settings(TypedDict, total=False):
+    """What a call is checked from, besides its tensors."""
+
+    attn_mask: Tensor | None
+    key_mask: Tensor | None
+    query_mask: Tensor | None
+    guests: Tensor | None
+    dropout_p: float
+    is_causal: bool
+    causal_offset: int | Tensor | None
+    scale: float | None
+    enable_gqa: bool
+    layer: int
+    backend: str
+
+
+class Options(Settings, total=False):
+    """What `attention` takes, besides tensors, mechanism and `return_lse`."""
+
+    plan: Plan | None
+    dense_below: int
 
 
 @overload
@@ -38,20 +50,8 @@ def attention(
     v: Tensor,
     mechanism: MechanismLike | None,
     *,
-    attn_mask: Tensor | None = ...,
-    key_mask: Tensor | None = ...,
-    query_mask: Tensor | None = ...,
-    guests: Tensor | None = ...,
-    dropout_p: float = ...,
-    is_causal: bool = ...,
-    causal_offset: int | Tensor | None = ...,
-    scale: float | None = ...,
-    enable_gqa: bool = ...,
-    layer: int = ...,
-    plan: Plan | None = ...,
-    backend: str = ...,
     return_lse: Literal[False] = ...,
-    dense_below: int = ...,
+    **options: Unpack[Options],
 ) -> Tensor: ...
 @overload
 def attention(
@@ -60,20 +60,8 @@ def attention(
     v: Tensor,
     mechanism: MechanismLike | None,
     *,
-    attn_mask: Tensor | None = ...,
-    key_mask: Tensor | None = ...,
-    query_mask: Tensor | None = ...,
-    guests: Tensor | None = ...,
-    dropout_p: float = ...,
-    is_causal: bool = ...,
-    causal_offset: int | Tensor | None = ...,
-    scale: float | None = ...,
-    enable_gqa: bool = ...,
-    layer: int = ...,
-    plan: Plan | None = ...,
-    backend: str = ...,
     return_lse: Literal[True],
-    dense_below: int = ...,
+    **options: Unpack[Options],
 ) -> Attended: ...
 def attention(
     q: Tensor,
@@ -131,94 +119,41 @@ def attention(
         >>> out.shape
         torch.Size([2, 4, 1000, 32])
     """
-    if not torch.compiler.is_compiling() and (observer := observe.current()) is not None:
-        settings = {
-            "attn_mask": attn_mask,
-            "key_mask": key_mask,
-            "query_mask": query_mask,
-            "guests": guests,
-            "dropout_p": dropout_p,
-            "is_causal": is_causal,
-            "causal_offset": causal_offset,
-            "scale": scale,
-            "enable_gqa": enable_gqa,
-            "layer": layer,
-            "backend": backend,
-            "dense_below": dense_below,
-        }
-        observer(observe.Seen(q, k, v, mechanism, settings))
-    for name, flag in (("is_causal", is_causal), ("enable_gqa", enable_gqa), ("return_lse", return_lse)):
-        check_flag(name, flag)
-    check_transforms(q, k, v, attn_mask, key_mask, query_mask, guests, causal_offset)
-    q, k, v = autocast_tensors(q, k, v)
-    sizes = check_tensors(q, k, v, enable_gqa=enable_gqa)
-    check_dropout(dropout_p)
-    scale = check_scale(scale, q.shape[-1])
-    check_token_mask("key_mask", key_mask, (sizes.batch, sizes.keys), q.device)
-    check_token_mask("query_mask", query_mask, (sizes.batch, sizes.queries), q.device)
-    check_token_mask("guests", guests, (sizes.batch, sizes.queries), q.device)
+    check_flag("return_lse", return_lse)
     expect_int("dense_below", dense_below, at_least=0)
-    split = split_mask(attn_mask, sizes, q)
-    if split.key_mask is not None:
-        key_mask = split.key_mask if key_mask is None else key_mask & split.key_mask
-    query_mask = self_query_mask(query_mask, key_mask, sizes)
-    expect(guests is None or query_mask is not None, "guests", "a query_mask beside it", "none")
-    chosen_backend = choose_backend(backend, q.device, q.dtype)
-    given = plan is not None
+    settings: Settings = {
+        "attn_mask": attn_mask,
+        "key_mask": key_mask,
+        "query_mask": query_mask,
+        "guests": guests,
+        "dropout_p": dropout_p,
+        "is_causal": is_causal,
+        "causal_offset": causal_offset,
+        "scale": scale,
+        "enable_gqa": enable_gqa,
+        "layer": layer,
+        "backend": backend,
+    }
+    call = Call.of(q, k, v, **settings)
+    if not torch.compiler.is_compiling() and (observer := observe.current()) is not None:
+        observer(observe.Seen(call, mechanism, {**settings, "dense_below": dense_below}))
     if plan is None:
-        chosen = as_mechanism(mechanism)
-        plan = (_at_least(dense_below, chosen) if dense_below else chosen).plan(
-            q,
-            k,
-            key_mask=key_mask,
-            query_mask=query_mask,
-            guests=guests,
-            is_causal=is_causal,
-            causal_offset=causal_offset,
-            scale=scale,
-            layer=layer,
-            backend=chosen_backend,
-        )
+        attended = execute(call, plan_call(at_least(dense_below, as_mechanism(mechanism)), call))
     else:
-        _check_given_plan(plan, mechanism, is_causal, causal_offset)
         expect(dense_below == 0, "dense_below", "0 with a plan, which is used as it is", dense_below)
-        check_plan(plan, sizes, q.device)
-    check_means(plan, split.pair_mask)
-    if given or chosen_backend == "reference":  # the native engine checks for itself what it is about to read
-        validate_plan(plan)
-    attended = execute(
-        q,
-        k,
-        v,
-        plan,
-        split.pair_mask,
-        backend=chosen_backend,
-        scale=scale,
-        dropout_p=dropout_p,
-        key_mask=key_mask,
-        query_mask=query_mask if query_mask is None or guests is None else query_mask | guests,
-    )
+        _check_given_plan(plan, mechanism, call, causal_offset is not None)
+        attended = execute(call, plan, given=True)
     return attended if return_lse else attended.out
 
 
-def _at_least(length: int, mechanism: Mechanism) -> AtLeast:
-    if isinstance(mechanism, AtLeast):
-        return AtLeast(max(length, mechanism.length), mechanism.inner)
-    return AtLeast(length, mechanism)
-
-
-def _check_given_plan(
-    plan: Plan, mechanism: MechanismLike | None, is_causal: bool, causal_offset: int | Tensor | None
-) -> None:
+def _check_given_plan(plan: Plan, mechanism: MechanismLike | None, call: Call, placed: bool) -> None:
     expect_type(isinstance(plan, Plan), "plan", "a coterie.Plan", type(plan).__name__)
     if mechanism is not None:
         as_mechanism(mechanism)
-    expect(plan.causal == is_causal, "is_causal", f"{plan.causal}, which the plan was made with", is_causal)
-    if causal_offset is not None:
-        sizes = (plan.batch, plan.heads, plan.key_heads, plan.num_queries, plan.num_keys)
-        offset = check_offset(causal_offset, Sizes(*sizes), plan.device)
-        same = torch.equal(offset, plan.offset)
-        expect(same, "causal_offset", f"{plan.offset.tolist()}, which the plan was made with", offset.tolist())
+    expect(plan.causal == call.causal, "is_causal", f"{plan.causal}, which the plan was made with", call.causal)
+    if placed:
+        same = torch.equal(call.offset, plan.offset)
+        expect(same, "causal_offset", f"{plan.offset.tolist()}, which the plan was made with", call.offset.tolist())
 
 
 def attention_varlen(
@@ -270,32 +205,32 @@ def attention_varlen(
     expect(len(key_starts) - 1 == sequences, "cu_seqlens_k", f"{sequences} sequences", len(key_starts) - 1)
     expect(v.shape[0] == k.shape[0], "v", f"the {k.shape[0]} rows of k", v.shape[0])
     offsets = _sequence_offsets(causal_offset, sequences)
+    settings: Settings = {
+        "dropout_p": dropout_p,
+        "is_causal": is_causal,
+        "scale": scale,
+        "enable_gqa": enable_gqa,
+        "layer": layer,
+        "backend": backend,
+    }
     # Checked once in full, so that an error comes before any work and also when there is no sequence at all.
-    packed = autocast_tensors(*(x.transpose(0, 1)[None] for x in (q, k, v)))
-    check_tensors(*packed, enable_gqa=enable_gqa)
-    check_dropout(dropout_p)
-    check_scale(scale, q.shape[-1])
-    choose_backend(backend, packed[0].device, packed[0].dtype)
-    kind = torch.promote_types(packed[0].dtype, torch.float32)
-    outs = [packed[2].new_zeros(1, q.shape[1], 0, v.shape[-1])]
-    lses = [packed[0].new_zeros(1, q.shape[1], 0, dtype=kind)]
+    call = Call.of(*(x.transpose(0, 1)[None] for x in (q, k, v)), **settings)
+    assert call.v is not None
+    kind = torch.promote_types(call.q.dtype, torch.float32)
+    outs = [call.v.new_zeros(1, q.shape[1], 0, v.shape[-1])]
+    lses = [call.q.new_zeros(1, q.shape[1], 0, dtype=kind)]
     for s in range(sequences):
         queries = slice(query_starts[s], query_starts[s + 1])
         keys = slice(key_starts[s], key_starts[s + 1])
+        settings["causal_offset"] = offsets[s]
         out, lse = attention(
-            packed[0][:, :, queries],
-            packed[1][:, :, keys],
-            packed[2][:, :, keys],
+            call.q[:, :, queries],
+            call.k[:, :, keys],
+            call.v[:, :, keys],
             chosen,
-            dropout_p=dropout_p,
-            is_causal=is_causal,
-            causal_offset=offsets[s],
-            scale=scale,
-            enable_gqa=enable_gqa,
-            layer=layer,
-            backend=backend,
-            return_lse=True,
             dense_below=dense_below,
+            return_lse=True,
+            **settings,
         )
         outs.append(out)
         lses.append(lse)

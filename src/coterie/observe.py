@@ -10,30 +10,51 @@ from typing import Any
 
 from torch import Tensor
 
+from coterie.call import Call
+from coterie.engine.api import execute
+from coterie.mechanisms import as_mechanism
+from coterie.mechanisms.at_least import at_least
+from coterie.mechanisms.base import plan_call
+
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """One call of `coterie.attention`."""
+    """One call of `coterie.attention`.
 
-    q: Tensor
-    k: Tensor
-    v: Tensor
+    Attributes:
+        call: the call, checked: its masks split and joined, its defaults filled in.
+        mechanism: what it was called with.
+        settings: its other arguments, as they came.
+    """
+
+    call: Call
     mechanism: Any
-    settings: dict[str, Any]  # its other arguments
+    settings: dict[str, Any]
+
+    @property
+    def q(self) -> Tensor:
+        """(B, H, Nq, D)"""
+        return self.call.q
+
+    @property
+    def k(self) -> Tensor:
+        """(B, Hk, Nk, D)"""
+        return self.call.k
+
+    @property
+    def v(self) -> Tensor:
+        """(B, Hk, Nk, Dv)"""
+        assert self.call.v is not None
+        return self.call.v
 
     def attend(self, mechanism: Any) -> Tensor:
         """The same call with another mechanism; not observed."""
-        from coterie.functional import attention
-
-        with observing(None):
-            out = attention(self.q, self.k, self.v, mechanism, **(self.settings | {"return_lse": False}))
-        assert isinstance(out, Tensor)
-        return out
+        chosen = at_least(self.settings["dense_below"], as_mechanism(mechanism))
+        return execute(self.call, plan_call(chosen, self.call)).out
 
     def planning(self) -> dict[str, Any]:
         """Those of its arguments that a mechanism's `plan` takes; without guests, whom no other query depends on."""
-        names = ("key_mask", "query_mask", "is_causal", "causal_offset", "scale", "layer", "backend")
-        return {name: self.settings[name] for name in names}
+        return self.call.planning()
 
 
 Observer = Callable[[Seen], None]

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from coterie.analysis.errors import AttentionErrors, Estimate, attention_errors
-from coterie.call import check_flag, check_tensors, check_token_mask
-from coterie.checks import expect, expect_int
+from coterie.call import Call
+from coterie.checks import check_flag, expect, expect_int
 from coterie.functional import MechanismLike
 from coterie.mechanisms import (
     Clustered,
@@ -27,7 +27,7 @@ from coterie.mechanisms import (
     TopK,
     as_mechanism,
 )
-from coterie.mechanisms.base import self_query_mask
+from coterie.mechanisms.base import plan_call
 
 # What the papers compare with, by what it is called there.
 ABLATION: dict[str, str] = {
@@ -166,7 +166,6 @@ def compare(
         chosen = {str(each): each for each in map(as_mechanism, mechanisms)}
         expect(len(chosen) == len(mechanisms), "mechanisms", "each one once", ", ".join(map(str, mechanisms)))
     expect(len(chosen) > 0, "mechanisms", "at least one", "none")
-    check_tensors(q, k, v)
     planning: dict[str, Any] = {
         "key_mask": key_mask,
         "query_mask": query_mask,
@@ -176,6 +175,7 @@ def compare(
         "layer": layer,
         "backend": backend,
     }
+    Call.of(q, k, v, **planning, runs=False)
     options: dict[str, Any] = {"rows": rows, "seed": seed, "confidence": confidence, **planning}
     found = []
     for name, mechanism in chosen.items():
@@ -227,7 +227,8 @@ def sized(mechanism: MechanismLike, keys: int, q: Tensor, k: Tensor, **planning:
         ('topk:k=96', 'smyrf:rounds=2,cluster_size=51')
     """
     chosen = as_mechanism(mechanism)
-    sizes = check_tensors(q, k)
+    call = Call.of(q, k, **planning, runs=False)
+    sizes = call.sizes
     expect_int("keys", keys, at_least=1, at_most=max(1, sizes.keys))
     known = ", ".join(kind.name for kind in _SIZES)
     with_size = _SIZES.get(type(chosen))
@@ -235,15 +236,12 @@ def sized(mechanism: MechanismLike, keys: int, q: Tensor, k: Tensor, **planning:
         raise ValueError(f"mechanism: expected one of {known} to size for {keys} keys, got {str(chosen)!r}")
     fixed = not isinstance(chosen, Smyrf) or isinstance(chosen.rounds, int)
     expect(fixed, "mechanism", "a fixed number of rounds to size", str(chosen))
-    key_mask = planning.get("key_mask")
-    check_token_mask("key_mask", key_mask, (sizes.batch, sizes.keys), q.device)
-    chosen = _with_small_far_field(chosen, keys, sizes.queries, sizes.keys, bool(planning.get("is_causal", False)))
-    query_mask = self_query_mask(planning.get("query_mask"), key_mask, sizes)
-    queries = sizes.batch * sizes.queries if query_mask is None else int(query_mask.sum())
+    chosen = _with_small_far_field(chosen, keys, sizes.queries, sizes.keys, call.causal)
+    queries = int(call.real_queries.sum())
 
     @cache
     def met(size: int) -> float:
-        plan = with_size(chosen, size).plan(q, k, **planning)
+        plan = plan_call(with_size(chosen, size), call)
         return float(plan.pairs_met().sum()) / max(1, queries * sizes.heads)
 
     enough = _first_beyond(met, keys, max(1, sizes.queries, sizes.keys))

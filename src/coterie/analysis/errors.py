@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from coterie.call import Sizes, check_offset, check_scale, check_tensors, check_token_mask, split_mask
+from coterie.call import Call
 from coterie.checks import expect, expect_int, expect_type
 from coterie.engine.api import grouped_attention
 from coterie.functional import MechanismLike
 from coterie.mechanisms import as_mechanism
-from coterie.mechanisms.base import self_query_mask
+from coterie.mechanisms.base import Mechanism, plan_call
 from coterie.observe import Seen
 from coterie.plan import Plan, Round
 from coterie.planning.orders import compact
@@ -235,33 +235,38 @@ def attention_errors(
         >>> round(float(everything.mean("mass").value), 5), bool(everything.mean("output").value < 1e-5)
         (1.0, True)
     """
-    chosen = as_mechanism(mechanism)
-    sizes = check_tensors(q, k, v)
+    call = Call.of(
+        q,
+        k,
+        v,
+        attn_mask=attn_mask,
+        key_mask=key_mask,
+        query_mask=query_mask,
+        is_causal=is_causal,
+        causal_offset=causal_offset,
+        scale=scale,
+        layer=layer,
+        backend=backend,
+        runs=False,
+    )
+    return _errors(call, as_mechanism(mechanism), rows, seed, confidence)
+
+
+def _errors(call: Call, mechanism: Mechanism, rows: int | None, seed: int, confidence: float) -> AttentionErrors:
     if rows is not None:
         expect_int("rows", rows, at_least=2)
     expect_int("seed", seed, at_least=0, at_most=2**63 - 1)
     number = isinstance(confidence, int | float) and not isinstance(confidence, bool)
     expect_type(number, "confidence", "a number", type(confidence).__name__)
     expect(0 < confidence < 1, "confidence", "a number between 0 and 1", confidence)
-    check_token_mask("key_mask", key_mask, (sizes.batch, sizes.keys), q.device)
-    check_token_mask("query_mask", query_mask, (sizes.batch, sizes.queries), q.device)
-    split = split_mask(attn_mask, sizes, q)
-    if split.key_mask is not None:
-        key_mask = split.key_mask if key_mask is None else key_mask & split.key_mask
-    query_mask = self_query_mask(query_mask, key_mask, sizes)
-    settings: dict[str, Any] = {"is_causal": is_causal, "causal_offset": causal_offset, "scale": scale, "layer": layer}
-    plan = chosen.plan(q, k, key_mask=key_mask, query_mask=query_mask, backend=backend, **settings)
-    real = torch.ones(sizes.batch, sizes.queries, dtype=torch.bool, device=q.device)
-    sampled, population = sample_rows(real if query_mask is None else query_mask, rows, seed)
-    dense = _Dense(q, k, v, sampled, sizes, key_mask, split.pair_mask, check_scale(scale, q.shape[-1]))
-    if is_causal:
-        dense.hide_future(check_offset(causal_offset, sizes, q.device))
-    sums = _Sums(dense)
-    options: dict[str, Any] = {"pair_mask": split.pair_mask, "scale": scale, "backend": backend}
-    for columns, weights in engine_weights(q, k, plan, sampled, **options):
+    plan = plan_call(mechanism, call)
+    sampled, population = sample_rows(call.real_queries, rows, seed)
+    sums = _Sums(_Dense(call, sampled))
+    options: dict[str, Any] = {"pair_mask": call.pair_mask, "scale": call.scale, "backend": call.backend}
+    for columns, weights in engine_weights(call.q, call.k, plan, sampled, **options):
         sums.add(columns, weights)
     met = plan.pairs_met().double() / population.clamp(min=1)[:, None]
-    return AttentionErrors(str(chosen), float(confidence), sampled, population, met, **sums.found())
+    return AttentionErrors(str(mechanism), float(confidence), sampled, population, met, **sums.found())
 
 
 def call_errors(
@@ -281,10 +286,8 @@ def call_errors(
         >>> call_errors(seen[0], "near-far:near=20", rows=30).rows.shape
         torch.Size([1, 30])
     """
-    ours = ("attn_mask", "key_mask", "query_mask", "is_causal", "causal_offset", "scale", "layer", "backend")
-    settings = {name: seen.settings[name] for name in ours}
-    q, k, v = (x.detach() for x in (seen.q, seen.k, seen.v))
-    return attention_errors(q, k, v, mechanism, rows=rows, seed=seed, confidence=confidence, **settings)
+    call = replace(seen.call, q=seen.q.detach(), k=seen.k.detach(), v=seen.v.detach(), guests=None)
+    return _errors(call, as_mechanism(mechanism), rows, seed, confidence)
 
 
 def sample_rows(mask: Tensor, rows: int | None, seed: int) -> tuple[Tensor, Tensor]:
@@ -381,22 +384,13 @@ def _restrict_round(each: Round, needed: Tensor) -> Round:
 class _Dense:
     """Exact weights of the sampled queries, a block of columns at a time, in float64."""
 
-    def __init__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        rows: Tensor,
-        sizes: Sizes,
-        key_mask: Tensor | None,
-        pair_mask: Tensor | None,
-        scale: float,
-    ) -> None:
-        self.sizes, self.used, self._rows = sizes, rows >= 0, rows.clamp(min=0)
-        self._q = scale * q.gather(2, self._index(q.shape[-1])).double()
-        self._k, self._v, self._key_mask = k, v, key_mask
-        self._pair_mask = None if pair_mask is None else self._of_rows(pair_mask)
-        self._last: Tensor | None = None
+    def __init__(self, call: Call, rows: Tensor) -> None:
+        assert call.v is not None
+        self.sizes, self.used, self._rows = call.sizes, rows >= 0, rows.clamp(min=0)
+        self._q = call.scale * call.q.gather(2, self._index(call.q.shape[-1])).double()
+        self._k, self._v, self._key_mask = call.k, call.v, call.key_mask
+        self._pair_mask = None if call.pair_mask is None else self._of_rows(call.pair_mask)
+        self._last = self._rows + call.offset[:, None] if call.causal else None
         self._lse: Tensor | None = None
 
     def _index(self, width: int) -> Tensor:
@@ -409,10 +403,6 @@ class _Dense:
         mask = mask.expand(self.sizes.batch, -1, -1, -1)
         index = self._rows[:, None, :, None].expand(-1, mask.shape[1], -1, mask.shape[3])
         return mask.gather(2, index)
-
-    def hide_future(self, offset: Tensor) -> None:
-        """Query i sees keys up to i + offset."""
-        self._last = self._rows + offset[:, None]
 
     @property
     def shape(self) -> tuple[int, int, int]:

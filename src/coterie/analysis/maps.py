@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from coterie.call import check_flag, check_offset, check_scale, check_tensors, check_token_mask, split_mask
+from coterie.call import Call
 from coterie.checks import expect
-from coterie.mechanisms.base import self_query_mask
 
 BLOCK = 1 << 22  # weights that are there at the same time
 _LARGEST = 1e150  # products of larger numbers are infinite
@@ -138,21 +137,27 @@ def head_maps(
         >>> [(each.head, each.shape) for each in head_maps(q, k, is_causal=True)][:2]
         [(0, (30, 50)), (1, (30, 50))]
     """
-    sizes = check_tensors(q, k)
-    check_flag("is_causal", is_causal)
-    factor = check_scale(scale, q.shape[-1])
-    offset = check_offset(causal_offset, sizes, q.device)
-    check_token_mask("key_mask", key_mask, (sizes.batch, sizes.keys), q.device)
-    check_token_mask("query_mask", query_mask, (sizes.batch, sizes.queries), q.device)
-    split = split_mask(attn_mask, sizes, q)
-    if split.key_mask is not None:
-        key_mask = split.key_mask if key_mask is None else key_mask & split.key_mask
-    query_mask = self_query_mask(query_mask, key_mask, sizes)
-    real_queries = q.new_ones(sizes.batch, sizes.queries, dtype=torch.bool) if query_mask is None else query_mask
-    real_keys = k.new_ones(sizes.batch, sizes.keys, dtype=torch.bool) if key_mask is None else key_mask
+    call = Call.of(
+        q,
+        k,
+        attn_mask=attn_mask,
+        key_mask=key_mask,
+        query_mask=query_mask,
+        is_causal=is_causal,
+        causal_offset=causal_offset,
+        scale=scale,
+        runs=False,
+    )
+    return call_maps(call)
+
+
+def call_maps(call: Call) -> Iterator[HeadMap]:
+    """`head_maps` of a call."""
+    sizes, q, k = call.sizes, call.q, call.k
+    real_queries, real_keys = call.real_queries, call.real_keys
     _check_real("q", "query_mask", q, real_queries)
     _check_real("k", "key_mask", k, real_keys)
-    pairs = None if split.pair_mask is None else _check_pairs(split.pair_mask.detach())
+    pairs = None if call.pair_mask is None else _check_pairs(call.pair_mask.detach())
 
     def walk() -> Iterator[HeadMap]:
         for b in range(sizes.batch):
@@ -161,11 +166,11 @@ def head_maps(
                 yield HeadMap(
                     sample=b,
                     head=h,
-                    q=factor * q[b, h, query_at].detach().double(),
+                    q=call.scale * q[b, h, query_at].detach().double(),
                     k=k[b, h // (sizes.heads // sizes.key_heads), key_at].detach().double(),
                     query_at=query_at,
                     key_at=key_at,
-                    offset=int(offset[b]) if is_causal else None,
+                    offset=int(call.offset[b]) if call.causal else None,
                     mask=None if pairs is None else pairs[b % pairs.shape[0], h % pairs.shape[1]],
                 )
 

@@ -419,7 +419,7 @@ def _errors(seen: Seen, mechanism: Mechanism, error_of: str) -> Tensor:
     """(B, heads): the error of a mechanism in one call."""
     wrong = size = torch.zeros(())
     for values in [seen.v] if error_of == "output" else _unit_columns(seen):
-        call = replace(seen, v=values)
+        call = replace(seen, call=replace(seen.call, v=values))
         exact = call.attend(Full()).double()
         wrong = wrong + (call.attend(mechanism).double() - exact).square().sum((2, 3))
         size = size + exact.square().sum((2, 3))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from coterie.call import check_flag
 from coterie.checking.report import Broken, Checked
 from coterie.checking.rules import RULES
 from coterie.checking.subject import RaisedError, Subject
+from coterie.checks import check_flag
 from coterie.functional import MechanismLike
 from coterie.mechanisms import as_mechanism
 

@@ -1,26 +1,14 @@
-"""grouped_attention: validate, form the virtual rows, dispatch to a backend, merge borrowed answers."""
+"""grouped_attention: check the call, dispatch to a backend, merge borrowed answers."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from coterie.backend import choose_backend
-from coterie.call import (
-    Sizes,
-    autocast_tensors,
-    check_dropout,
-    check_scale,
-    check_tensors,
-    check_token_mask,
-    check_transforms,
-    no_autocast,
-    readable,
-    split_mask,
-)
+from coterie.call import Call, Sizes, no_autocast, readable
 from coterie.checks import expect, expect_choice, expect_type
 from coterie.draws import fresh_seed
 from coterie.engine import native, reference
@@ -78,69 +66,54 @@ def grouped_attention(
         True
     """
     expect_type(isinstance(plan, Plan), "plan", "a coterie.Plan", type(plan).__name__)
-    check_transforms(q, k, v, attn_mask, key_mask, query_mask)
-    q, k, v = autocast_tensors(q, k, v)
-    sizes = check_tensors(q, k, v)
-    check_plan(plan, sizes, q.device)
-    check_dropout(dropout_p)
-    scale = check_scale(scale, q.shape[-1])
-    check_token_mask("key_mask", key_mask, (sizes.batch, sizes.keys), q.device)
-    check_token_mask("query_mask", query_mask, (sizes.batch, sizes.queries), q.device)
-    if duplicates is not None:
-        expect_choice("duplicates", duplicates, ("count", "once"))
-        plan = replace(plan, duplicates=duplicates)
-    split = split_mask(attn_mask, sizes, q)
-    if split.key_mask is not None:
-        key_mask = split.key_mask if key_mask is None else key_mask & split.key_mask
-    check_means(plan, split.pair_mask)
-    chosen = choose_backend(backend, q.device, q.dtype)
-    validate_plan(plan)
-    return execute(
+    call = Call.of(
         q,
         k,
         v,
-        plan,
-        split.pair_mask,
-        backend=chosen,
-        scale=scale,
-        dropout_p=dropout_p,
+        attn_mask=attn_mask,
         key_mask=key_mask,
         query_mask=query_mask,
+        dropout_p=dropout_p,
+        scale=scale,
+        backend=backend,
+        same_tokens=False,
     )
+    if duplicates is not None:
+        expect_choice("duplicates", duplicates, ("count", "once"))
+        plan = replace(plan, duplicates=duplicates)
+    return execute(call, plan, given=True)
 
 
-def execute(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    plan: Plan,
-    pair_mask: Tensor | None,
-    *,
-    backend: str,
-    scale: float,
-    dropout_p: float,
-    key_mask: Tensor | None,
-    query_mask: Tensor | None,
-) -> Attended:
-    """Run a checked call. The masks hold whatever the plan names."""
-    if backend == "reference":
-        check_padding(plan, key_mask, query_mask)
-    engine = native if backend == "native" else reference
-    with no_autocast(q.device):
-        out, lse = engine.attend(
-            q,
-            k,
-            v,
-            pair_mask,
-            plan,
-            scale=scale,
-            dropout_p=dropout_p,
-            seed=fresh_seed() if dropout_p > 0.0 else None,
-            key_mask=key_mask,
-            query_mask=query_mask,
-        )
-        out, lse = _borrow(_without_padding(plan, query_mask), out, lse)
-    return Attended(out.to(q.dtype), lse)
+class Backend(Protocol):
+    """What a module in this folder is: the engine in one way of computing."""
+
+    def attend(self, call: Call, plan: Plan) -> tuple[Tensor, Tensor]:
+        """(out, lse) for every real and virtual query row, in the dtype of accumulation, with their gradients."""
+
+
+_BACKENDS: dict[str, Backend] = {"reference": reference, "native": native}
+
+
+def execute(call: Call, plan: Plan, *, given: bool = False) -> Attended:
+    """Run a checked call. Its masks hold whatever the plan names.
+
+    A plan that was `given` by a user is checked to its last index; one that a mechanism has just written, only where
+    the backend does not look at what it is about to read.
+    """
+    if given:
+        check_plan(plan, call.sizes, call.q.device)
+    check_means(plan, call.pair_mask)
+    if given or call.backend == "reference":
+        validate_plan(plan)
+    answered = call.answered
+    if call.backend == "reference":
+        check_padding(plan, call.key_mask, answered)
+    if call.dropout_p > 0.0:
+        call = replace(call, seed=fresh_seed())
+    with no_autocast(call.q.device):
+        out, lse = _BACKENDS[call.backend].attend(call, plan)
+        out, lse = _borrow(_without_padding(plan, answered), out, lse)
+    return Attended(out.to(call.q.dtype), lse)
 
 
 def _without_padding(plan: Plan, query_mask: Tensor | None) -> Plan:

@@ -5,13 +5,13 @@ The kernels know nothing of torch: tensors reach them through DLPack. Accumulati
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn, get_type_hints
 
 import torch
 from torch import Tensor
 
-from coterie.call import check_transforms
-from coterie.checks import SECOND_DERIVATIVE
+from coterie.call import Call
+from coterie.checks import SECOND_DERIVATIVE, check_transforms
 from coterie.compiled import kernels, last_contiguous, mask_bytes
 from coterie.plan import Means, Plan
 
@@ -28,91 +28,149 @@ def _contiguous(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.detach().contiguous()
 
 
-# What both ops take. A plan is flat here: five tensors a round; biases and skips of the rounds that have them; `layout`
-# says which do, and their windows; means are order, start, stop and perhaps positions, or nothing.
-_INPUTS = (
-    "Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor[] rounds, Tensor[] biases, Tensor[] skips, "
-    "Tensor[] query_means, Tensor[] key_means, int[] layout, Tensor offset, Tensor? self_keys, Tensor? key_mask, "
-    "Tensor? query_mask, Tensor? seed, bool causal, bool once, float scale, float dropout_p"
-)
-_LISTS = 5
-
-
-def _call(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    rounds: list[Tensor],
-    biases: list[Tensor],
-    skips: list[Tensor],
-    query_means: list[Tensor],
-    key_means: list[Tensor],
-    layout: list[int],
-    offset: Tensor,
-    self_keys: Tensor | None,
-    key_mask: Tensor | None,
-    query_mask: Tensor | None,
-    seed: Tensor | None,
-    causal: bool,
-    once: bool,
-    scale: float,
-    dropout_p: float,
-) -> tuple[Any, ...]:
-    """The inputs as the compiled module reads them."""
-    tensors = kernels().Tensors(
-        q=last_contiguous(q),
-        k=last_contiguous(k),
-        v=last_contiguous(v),
-        rounds=[last_contiguous(x) for x in rounds],
-        biases=[_contiguous(x) for x in biases],
-        skips=[_contiguous(x) for x in skips],
-        layout=layout,
-        offset=_contiguous(offset),
-        self_keys=_contiguous(self_keys),
-        query_means=_segments(query_means),
-        key_means=_segments(key_means),
-        mask=_pair_mask(mask),
-        key_mask=mask_bytes(key_mask),
-        query_mask=mask_bytes(query_mask),
-    )
-    draw = 0 if seed is None else int(seed)
-    return tensors, kernels().Settings(causal, once, scale, dropout_p, draw, torch.get_num_threads())
-
-
 def _segments(means: list[Tensor]) -> list[Tensor]:
     return [last_contiguous(x) for x in means[:3]] + [x.contiguous() for x in means[3:]]
 
 
-def _attend(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _flat(means: Means | None) -> list[Tensor]:
+    if means is None:
+        return []
+    return [x for x in (means.order, means.start, means.stop, means.positions) if x is not None]
+
+
+class Inputs(NamedTuple):
+    """What both ops take, in the order of their schema.
+
+    A plan is flat here: five tensors a round; biases and skips of the rounds that have them; `layout` says which do,
+    and their windows; means are order, start, stop and perhaps positions, or nothing.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Tensor | None
+    rounds: list[Tensor]
+    biases: list[Tensor]
+    skips: list[Tensor]
+    query_means: list[Tensor]
+    key_means: list[Tensor]
+    layout: list[int]
+    offset: Tensor
+    self_keys: Tensor | None
+    key_mask: Tensor | None
+    query_mask: Tensor | None
+    seed: Tensor | None
+    causal: bool
+    once: bool
+    scale: float
+    dropout_p: float
+
+    @staticmethod
+    def of(call: Call, plan: Plan) -> Inputs:
+        """A call and its plan, flat."""
+        assert call.v is not None
+        rounds: list[Tensor] = []
+        layout: list[int] = []
+        for each in plan.rounds:
+            rounds += [each.query_order, each.query_offsets, each.key_order, each.key_start, each.key_stop]
+            low, high = each.window if each.window is not None else (0, 0)
+            has = (each.bias is not None, each.skip is not None, each.window is not None)
+            layout += [*map(int, has), low, high]
+        return Inputs(
+            q=call.q,
+            k=call.k,
+            v=call.v,
+            mask=call.pair_mask,
+            rounds=rounds,
+            biases=[each.bias for each in plan.rounds if each.bias is not None],
+            skips=[each.skip for each in plan.rounds if each.skip is not None],
+            query_means=_flat(plan.query_means),
+            key_means=_flat(plan.key_means),
+            layout=layout,
+            offset=plan.offset,
+            self_keys=plan.self_keys,
+            key_mask=call.key_mask,
+            query_mask=call.answered,
+            seed=call.seed,
+            causal=plan.causal,
+            once=plan.duplicates == "once",
+            scale=call.scale,
+            dropout_p=call.dropout_p,
+        )
+
+    def packed(self) -> tuple[Any, Any]:
+        """As the compiled module reads them."""
+        tensors = kernels().Tensors(
+            q=last_contiguous(self.q),
+            k=last_contiguous(self.k),
+            v=last_contiguous(self.v),
+            rounds=[last_contiguous(x) for x in self.rounds],
+            biases=[_contiguous(x) for x in self.biases],
+            skips=[_contiguous(x) for x in self.skips],
+            layout=self.layout,
+            offset=_contiguous(self.offset),
+            self_keys=_contiguous(self.self_keys),
+            query_means=_segments(self.query_means),
+            key_means=_segments(self.key_means),
+            mask=_pair_mask(self.mask),
+            key_mask=mask_bytes(self.key_mask),
+            query_mask=mask_bytes(self.query_mask),
+        )
+        draw = 0 if self.seed is None else int(self.seed)
+        threads = torch.get_num_threads()
+        return tensors, kernels().Settings(self.causal, self.once, self.scale, self.dropout_p, draw, threads)
+
+    def empty_results(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Room for (out, lse, who fell back on itself)."""
+        q = self.q
+        rows = (*q.shape[:2], q.shape[2] + (self.query_means[1].shape[-1] if self.query_means else 0))
+        wide = torch.promote_types(q.dtype, torch.float32)  # float64 has no kernel, but it has meta tensors
+        return (
+            q.new_empty((*rows, self.v.shape[-1]), dtype=wide),
+            q.new_empty(rows, dtype=wide),
+            q.new_empty(q.shape[:3] if self.self_keys is not None else (0,), dtype=torch.uint8),
+        )
+
+    def differentiable(self, mask_needs_grad: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """q, k, v, and the mask or nothing."""
+        mask = self.mask if mask_needs_grad else None
+        return self.q, self.k, self.v, self.q.new_empty(0, dtype=torch.float32) if mask is None else mask
+
+
+_KINDS: dict[Any, str] = {
+    Tensor: "Tensor",
+    Tensor | None: "Tensor?",
+    list[Tensor]: "Tensor[]",
+    list[int]: "int[]",
+    bool: "bool",
+    float: "float",
+}
+_FIELDS = {name: _KINDS[kind] for name, kind in get_type_hints(Inputs).items()}
+_SCHEMA = ", ".join(f"{kind} {name}" for name, kind in _FIELDS.items())
+_TENSORS = [name for name, kind in _FIELDS.items() if kind in ("Tensor", "Tensor?")]
+_LISTS = [name for name, kind in _FIELDS.items() if kind == "Tensor[]"]
+
+
+def forward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
     """(out, lse, who fell back on itself) for every real and virtual query row."""
-    out, lse, alone = _empty_results(*inputs)
-    kernels().forward(*_call(*inputs), out, lse, None if inputs[11] is None else alone)
+    given = Inputs(*inputs)
+    out, lse, alone = given.empty_results()
+    kernels().forward(*given.packed(), out, lse, None if given.self_keys is None else alone)
     return out, lse, alone
 
 
-def _empty_results(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
-    q, v, query_means, self_keys = inputs[0], inputs[2], inputs[7], inputs[11]
-    rows = (*q.shape[:2], q.shape[2] + (query_means[1].shape[-1] if query_means else 0))
-    wide = torch.promote_types(q.dtype, torch.float32)  # float64 has no kernel, but it has meta tensors
-    return (
-        q.new_empty((*rows, v.shape[-1]), dtype=wide),
-        q.new_empty(rows, dtype=wide),
-        q.new_empty(q.shape[:3] if self_keys is not None else (0,), dtype=torch.uint8),
-    )
-
-
-def _attend_backward(
+def backward(
     grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor, alone: Tensor, mask_needs_grad: bool, *inputs: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v and the float mask (empty unless asked for), in their own dtypes."""
-    wanted = [*inputs[:3], _mask_or_nothing(inputs, mask_needs_grad)]
+    given = Inputs(*inputs)
+    wanted = given.differentiable(mask_needs_grad)
     grads = [torch.empty(x.shape, dtype=torch.float32) for x in wanted[:3]] + [torch.zeros(wanted[3].shape)]
     kernels().backward(
-        *_call(*inputs),
+        *given.packed(),
         out.detach().contiguous(),
         lse.detach().contiguous(),
-        None if inputs[11] is None else alone.contiguous(),
+        None if given.self_keys is None else alone.contiguous(),
         last_contiguous(grad_out),
         grad_lse.detach().contiguous(),
         *grads[:3],
@@ -122,48 +180,45 @@ def _attend_backward(
     return first, second, third, fourth
 
 
-def _mask_or_nothing(inputs: tuple[Any, ...], mask_needs_grad: bool) -> Tensor:
-    q, mask = inputs[0], inputs[3]
-    return mask if mask_needs_grad else q.new_empty(0, dtype=torch.float32)
-
-
 def _empty_gradients(
     grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor, alone: Tensor, mask_needs_grad: bool, *inputs: Any
 ) -> tuple[Tensor, ...]:
-    return tuple(x.new_empty(x.shape) for x in (*inputs[:3], _mask_or_nothing(inputs, mask_needs_grad)))
+    return tuple(x.new_empty(x.shape) for x in Inputs(*inputs).differentiable(mask_needs_grad))
 
 
 attend_op = torch.library.custom_op(
-    "coterie::attend", _attend, mutates_args=(), schema=f"({_INPUTS}) -> (Tensor, Tensor, Tensor)"
+    "coterie::attend", forward, mutates_args=(), schema=f"({_SCHEMA}) -> (Tensor, Tensor, Tensor)"
 )
-attend_op.register_fake(_empty_results)
+attend_op.register_fake(lambda *inputs: Inputs(*inputs).empty_results())
 attend_backward_op = torch.library.custom_op(
     "coterie::attend_backward",
-    _attend_backward,
+    backward,
     mutates_args=(),
     schema="(Tensor grad_out, Tensor grad_lse, Tensor out, Tensor lse, Tensor alone, bool mask_needs_grad, "
-    f"{_INPUTS}) -> (Tensor, Tensor, Tensor, Tensor)",
+    f"{_SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor)",
 )
 attend_backward_op.register_fake(_empty_gradients)
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    first, lists, layout, rest = inputs[:4], inputs[4 : 4 + _LISTS], inputs[4 + _LISTS], inputs[5 + _LISTS :]
-    tensors, settings = rest[:5], rest[5:]
-    ctx.save_for_backward(*output, *first, *tensors, *[x for each in lists for x in each])
-    ctx.counts, ctx.layout, ctx.settings = [len(each) for each in lists], layout, settings
+    given = Inputs(*inputs)._asdict()
+    tensors, lists = [given.pop(name) for name in _TENSORS], [given.pop(name) for name in _LISTS]
+    ctx.save_for_backward(*output, *tensors, *[x for each in lists for x in each])
+    ctx.counts, ctx.settings = [len(each) for each in lists], given
 
 
 def _differentiate(ctx: Any, grad_out: Tensor, grad_lse: Tensor, grad_alone: Any) -> tuple[Any, ...]:
     check_transforms(grad_out, grad_lse)
-    saved = list(ctx.saved_tensors)
-    output, first, tensors, flat = saved[:3], saved[3:7], saved[7:12], iter(saved[12:])
-    lists = [[next(flat) for _ in range(count)] for count in ctx.counts]
-    inputs = (*first, *lists, ctx.layout, *tensors, *ctx.settings)
+    saved = iter(ctx.saved_tensors)
+    output = [next(saved) for _ in range(3)]
+    tensors = {name: next(saved) for name in _TENSORS}
+    counts = zip(_LISTS, ctx.counts, strict=True)
+    lists: dict[str, Any] = {name: [next(saved) for _ in range(count)] for name, count in counts}
+    inputs = Inputs(**tensors, **lists, **ctx.settings)
     grads = attend_backward_op(grad_out, grad_lse, *output, bool(ctx.needs_input_grad[3]), *inputs)
     wanted = [g if need else None for g, need in zip(grads, ctx.needs_input_grad[:4], strict=True)]
-    nothing = [[None] * count for count in ctx.counts]
-    return *wanted, *nothing, None, *[None] * (len(tensors) + len(ctx.settings))
+    nothing = [[None] * len(lists[name]) if name in lists else None for name in Inputs._fields[4:]]
+    return *wanted, *nothing
 
 
 attend_op.register_autograd(_differentiate, setup_context=_remember)
@@ -176,52 +231,7 @@ def _refuse(ctx: Any, *grads: Any) -> NoReturn:
 attend_backward_op.register_autograd(_refuse)
 
 
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    plan: Plan,
-    *,
-    scale: float,
-    dropout_p: float,
-    seed: Tensor | None,
-    key_mask: Tensor | None,
-    query_mask: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+def attend(call: Call, plan: Plan) -> tuple[Tensor, Tensor]:
     """(out, lse) for every real and virtual query row, float32."""
-    rounds, biases, skips, layout = [], [], [], []
-    for each in plan.rounds:
-        rounds += [each.query_order, each.query_offsets, each.key_order, each.key_start, each.key_stop]
-        biases += [] if each.bias is None else [each.bias]
-        skips += [] if each.skip is None else [each.skip]
-        low, high = each.window if each.window is not None else (0, 0)
-        layout += [each.bias is not None, each.skip is not None, each.window is not None, low, high]
-    out, lse, _ = attend_op(
-        q,
-        k,
-        v,
-        mask,
-        rounds,
-        biases,
-        skips,
-        _flat(plan.query_means),
-        _flat(plan.key_means),
-        [int(x) for x in layout],
-        plan.offset,
-        plan.self_keys,
-        key_mask,
-        query_mask,
-        seed,
-        plan.causal,
-        plan.duplicates == "once",
-        scale,
-        dropout_p,
-    )
+    out, lse, _ = attend_op(*Inputs.of(call, plan))
     return out, lse
-
-
-def _flat(means: Means | None) -> list[Tensor]:
-    if means is None:
-        return []
-    return [x for x in (means.order, means.start, means.stop, means.positions) if x is not None]

@@ -15,8 +15,8 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from coterie.call import check_transforms
-from coterie.checks import SECOND_DERIVATIVE
+from coterie.call import Call
+from coterie.checks import SECOND_DERIVATIVE, check_transforms
 from coterie.draws import keep_pairs
 from coterie.plan import Means, Plan
 from coterie.plan.tiles import Multiplicity, PlanTiles, Tile
@@ -24,7 +24,7 @@ from coterie.plan.tiles import Multiplicity, PlanTiles, Tile
 
 @dataclass(frozen=True)
 class Settings:
-    """What stays fixed between forward and backward."""
+    """What stays fixed between forward and backward: a call without its tensors, which autograd keeps."""
 
     plan: Plan
     scale: float
@@ -165,14 +165,14 @@ class _Attention(torch.autograd.Function):
         check_transforms(*grads)
         q, k, v, mask, out, lse, alone = ctx.saved_tensors
         with torch.no_grad():
-            found = _gradients(ctx.settings, q, k, v, mask, out, lse, alone, *grads)
+            found = backward(ctx.settings, q, k, v, mask, out, lse, alone, *grads)
         found = tuple(g if need else None for g, need in zip(found, ctx.needs_input_grad[:4], strict=True))
         if torch.is_grad_enabled():
             found = tuple(None if g is None else _Once.apply(g, q, k, v, mask, *grads) for g in found)
         return *found, None
 
 
-def _gradients(
+def backward(
     settings: Settings,
     q: Tensor,
     k: Tensor,
@@ -184,6 +184,7 @@ def _gradients(
     grad_out: Tensor,
     grad_lse: Tensor,
 ) -> tuple[Tensor | None, ...]:
+    """Gradients of q, k, v (means behind them) and of a float mask."""
     pairs = _Pairs(settings, q, k, v, mask)
     grad_q, grad_k, grad_v = (
         torch.zeros(x.shape[0] + 1, x.shape[1], dtype=pairs.dtype, device=x.device) for x in (pairs.q, pairs.k, pairs.v)
@@ -242,23 +243,15 @@ class _Once(torch.autograd.Function):
         raise RuntimeError(SECOND_DERIVATIVE)
 
 
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    plan: Plan,
-    *,
-    scale: float,
-    dropout_p: float,
-    seed: Tensor | None,
-    key_mask: Tensor | None,
-    query_mask: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+def attend(call: Call, plan: Plan) -> tuple[Tensor, Tensor]:
     """(out, lse) for every real and virtual query row, in the dtype of accumulation."""
-    settings = Settings(plan, scale, dropout_p, seed, key_mask, query_mask)
-    q, k, v = _with_means(q, plan.query_means), _with_means(k, plan.key_means), _with_means(v, plan.key_means)
-    result: tuple[Tensor, Tensor] = _Attention.apply(q, k, v, mask, settings)
+    assert call.v is not None
+    settings = Settings(plan, call.scale, call.dropout_p, call.seed, call.key_mask, call.answered)
+    q, k, v = (
+        _with_means(x, means)
+        for x, means in ((call.q, plan.query_means), (call.k, plan.key_means), (call.v, plan.key_means))
+    )
+    result: tuple[Tensor, Tensor] = _Attention.apply(q, k, v, call.pair_mask, settings)
     return result
 
 

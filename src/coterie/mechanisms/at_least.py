@@ -7,9 +7,9 @@ from typing import Any, ClassVar, NoReturn
 
 from torch import Tensor
 
-from coterie.call import readable
+from coterie.call import Call, readable
 from coterie.checks import expect_int, expect_type
-from coterie.mechanisms.base import Mechanism
+from coterie.mechanisms.base import Mechanism, plan_call
 from coterie.mechanisms.full import Full
 from coterie.plan import Plan
 from coterie.plan.mixing import by_sample
@@ -70,15 +70,14 @@ class AtLeast(Around):
         expect_type(isinstance(self.inner, Mechanism), "inner", "a Mechanism", type(self.inner).__name__)
         expect_type(not isinstance(self.inner, AtLeast), "inner", "one that is not an AtLeast itself", self.inner)
 
-    def plan(self, q: Tensor, k: Tensor, **settings: Any) -> Plan:
+    def _plan(self, call: Call) -> Plan:
         """As in `Mechanism`; what does not run need not be able to do what is asked."""
-        if k.ndim == 4 and k.shape[2] < self.length:
-            return Full().plan(q, k, **settings)
-        mask = settings.get("key_mask")
-        if not isinstance(mask, Tensor):
-            return self.inner.plan(q, k, **settings)
-        all_short = readable(mask) and not bool(long_enough(mask, self.length).any())
-        return Full().plan(q, k, **settings) if all_short else super().plan(q, k, **settings)
+        if call.sizes.keys < self.length:
+            return Full()._plan(call)
+        if call.key_mask is None:
+            return plan_call(self.inner, call)
+        all_short = readable(call.key_mask) and not bool(long_enough(call.key_mask, self.length).any())
+        return Full()._plan(call) if all_short else super()._plan(call)
 
     def build(self, tokens: Tokens) -> Plan:
         long = long_enough(tokens.key_mask, self.length)
@@ -96,13 +95,15 @@ def long_enough(key_mask: Tensor, length: int) -> Tensor:
     return key_mask.sum(-1) >= length
 
 
-def at_least(length: int, mechanism: Mechanism) -> AtLeast:
-    """A mechanism from so many keys on; one that says so itself keeps the larger of the two.
+def at_least(length: int, mechanism: Mechanism) -> Mechanism:
+    """The mechanism from this many keys on, or from where it says itself if that is more; 0 changes nothing.
 
     >>> import coterie
     >>> str(at_least(100, coterie.Local(window=8))), str(at_least(100, coterie.as_mechanism("local:window=8@200")))
     ('local:window=8@100', 'local:window=8@200')
     """
+    if length == 0:
+        return mechanism
     if isinstance(mechanism, AtLeast):
         return AtLeast(max(length, mechanism.length), mechanism.inner)
     return AtLeast(length, mechanism)

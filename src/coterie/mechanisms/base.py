@@ -12,9 +12,8 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 import torch
 from torch import Tensor
 
-from coterie.backend import choose_backend
-from coterie.call import Sizes, check_flag, check_offset, check_scale, check_tensors, check_token_mask, no_autocast
-from coterie.checks import expect, expect_choice, expect_int, expect_type
+from coterie.call import Call, no_autocast
+from coterie.checks import expect, expect_choice, expect_type
 from coterie.plan import Plan
 from coterie.plan.guests import seat
 from coterie.planning.tokens import Tokens
@@ -125,41 +124,36 @@ class Mechanism(ABC):
             layer: index of the layer, for the random draws.
             backend: as in `attention`; plans differ at most where two hashes or distances tie to rounding.
         """
-        sizes = check_tensors(q, k)
-        device = q.device
-        check_token_mask("key_mask", key_mask, (sizes.batch, sizes.keys), device)
-        check_token_mask("query_mask", query_mask, (sizes.batch, sizes.queries), device)
-        check_token_mask("guests", guests, (sizes.batch, sizes.queries), device)
-        check_flag("is_causal", is_causal)
-        expect_int("layer", layer, at_least=0, at_most=2**24 - 1)
-        if is_causal and self.causality == "none":
-            self.refuse_causality()
-        query_mask = self_query_mask(query_mask, key_mask, sizes)
-        everyone = (torch.ones(sizes.batch, n, dtype=torch.bool, device=device) for n in (sizes.queries, sizes.keys))
-        real_queries, real_keys = everyone
-        expect(guests is None or query_mask is not None, "guests", "a query_mask beside it", "none")
-        guests = None if guests is None or query_mask is None else guests & ~query_mask
-        planned = guests if self.per_query else None
-        if query_mask is not None and planned is not None:
-            query_mask = query_mask | planned
-        tokens = Tokens(
-            raw_q=q.detach(),
-            raw_k=k.detach(),
-            sizes=sizes,
-            query_mask=real_queries if query_mask is None else query_mask,
-            key_mask=real_keys if key_mask is None else key_mask,
-            offset=check_offset(causal_offset, sizes, device),
-            causal=is_causal,
-            scale=check_scale(scale, q.shape[-1]),
-            layer=layer,
-            backend=choose_backend(backend, device, q.dtype),
-            guests=planned,
+        return self._plan(
+            Call.of(
+                q,
+                k,
+                key_mask=key_mask,
+                query_mask=query_mask,
+                guests=guests,
+                is_causal=is_causal,
+                causal_offset=causal_offset,
+                scale=scale,
+                layer=layer,
+                backend=backend,
+                runs=False,
+            )
         )
-        with torch.no_grad(), no_autocast(device):
-            plan = self.build(tokens)
-            if guests is None or self.per_query:  # without a mask of queries all of them are planned
-                return plan
-            return seat(plan, tokens.query_mask, guests, tokens.steps.group_by)
+
+    def _plan(self, call: Call) -> Plan:
+        """The plan of a checked call; see `plan_call`."""
+        if call.causal and self.causality == "none":
+            self.refuse_causality()
+        real, guests = call.real_queries, call.guests
+        if guests is not None:
+            guests = guests & ~real
+        with torch.no_grad(), no_autocast(call.q.device):
+            if guests is None:
+                return self.build(Tokens(call, real, call.real_keys))
+            if self.per_query:
+                return self.build(Tokens(call, real | guests, call.real_keys, guests))
+            tokens = Tokens(call, real, call.real_keys)
+            return seat(self.build(tokens), real, guests, tokens.steps.group_by)
 
     def refuse_causality(self) -> NoReturn:
         """What is said where `causality` is "none"."""
@@ -190,9 +184,11 @@ class Mechanism(ABC):
         return self.name + (":" + ",".join(changed) if changed else "")
 
 
-def self_query_mask(query_mask: Tensor | None, key_mask: Tensor | None, sizes: Sizes) -> Tensor | None:
-    """With as many queries as keys and only a key mask, it is the mask of the queries too."""
-    return key_mask if query_mask is None and sizes.queries == sizes.keys else query_mask
+def plan_call(mechanism: Mechanism, call: Call) -> Plan:
+    """Who meets whom in a call that has been checked; nothing is checked again."""
+    if type(mechanism).plan is not Mechanism.plan:  # a mechanism of a user's that plans in a way of its own
+        return mechanism.plan(call.q, call.k, guests=call.guests, **call.planning())
+    return mechanism._plan(call)
 
 
 def register(name: str) -> Callable[[_Class], _Class]:

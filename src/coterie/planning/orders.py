@@ -52,7 +52,7 @@ def rounded(scores: Tensor) -> Tensor:
 def compact(mask: Tensor) -> tuple[Tensor, Tensor]:
     """Positions of the True entries first, in order: (…, N) int32, and how many there are: (…) int64."""
     upto = mask.cumsum(-1)
-    count = mask.sum(-1)
+    count = upto[..., -1] if mask.shape[-1] else mask.sum(-1)
     place = torch.arange(mask.shape[-1], device=mask.device)
     rank = torch.where(mask, upto - 1, place - upto + count[..., None])
     order = torch.empty(mask.shape, dtype=torch.int32, device=mask.device)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coterie.call import Sizes
+from coterie.call import Call, Sizes
 from coterie.plan import Means, Plan, Round
 from coterie.planning import native as native_steps
 from coterie.planning import reference as reference_steps
@@ -19,28 +19,58 @@ from coterie.planning.orders import compact
 class Tokens:
     """What a mechanism plans from: queries and keys, and which of them are real.
 
+    A view of a `Call`, whose every sample has a mask.
+
     Attributes:
-        sizes: batch, heads, key_heads, queries, keys.
+        call: the call that is planned.
         query_mask, key_mask: (B, Nq), (B, Nk) bool, True for real tokens.
-        offset: (B,) int32; query i sits at key position i + offset.
-        causal: whether the keys behind a query's position are hidden from it.
-        scale: of the scores.
-        layer: index for the random draws.
-        backend: "reference" or "native"; `steps` are its versions of the costly parts.
         guests: (B, Nq) bool, those of `query_mask` that are no real tokens; only what is `per_query` has any.
     """
 
-    raw_q: Tensor
-    raw_k: Tensor
-    sizes: Sizes
+    call: Call
     query_mask: Tensor
     key_mask: Tensor
-    offset: Tensor
-    causal: bool
-    scale: float
-    layer: int
-    backend: str = "reference"
     guests: Tensor | None = None
+
+    @property
+    def raw_q(self) -> Tensor:
+        """(B, H, Nq, D), as they came."""
+        return self.call.q.detach()
+
+    @property
+    def raw_k(self) -> Tensor:
+        """(B, Hk, Nk, D), as they came."""
+        return self.call.k.detach()
+
+    @property
+    def sizes(self) -> Sizes:
+        """batch, heads, key_heads, queries, keys."""
+        return self.call.sizes
+
+    @property
+    def offset(self) -> Tensor:
+        """(B,) int32; query i sits at key position i + offset."""
+        return self.call.offset
+
+    @property
+    def causal(self) -> bool:
+        """Whether the keys behind a query's position are hidden from it."""
+        return self.call.causal
+
+    @property
+    def scale(self) -> float:
+        """Of the scores."""
+        return self.call.scale
+
+    @property
+    def layer(self) -> int:
+        """Index for the random draws."""
+        return self.call.layer
+
+    @property
+    def backend(self) -> str:
+        """Whose `steps`, the costly parts of planning, are taken: "reference" or "native"."""
+        return self.call.backend
 
     @property
     def steps(self) -> Any:
@@ -60,7 +90,7 @@ class Tokens:
     @property
     def device(self) -> torch.device:
         """Where the plan is made."""
-        return self.raw_q.device
+        return self.call.q.device
 
     @property
     def query_positions(self) -> Tensor:

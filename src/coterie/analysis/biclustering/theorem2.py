@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from coterie.call import check_scale, check_tensors, check_token_mask
+from coterie.call import Call
 from coterie.checks import expect, expect_int, expect_type
 from coterie.engine.api import check_plan
 from coterie.plan import Plan
@@ -86,8 +86,8 @@ def assumptions(
         'sparse 100.0 %, fair 100.0 %, effective 100.0 %, all 100.0 %'
     """
     expect_type(isinstance(plan, Plan), "plan", "a coterie.Plan", type(plan).__name__)
-    sizes = check_tensors(q, k)
-    check_plan(plan, sizes, q.device)
+    call = Call.of(q, k, key_mask=key_mask, query_mask=query_mask, scale=scale, runs=False, same_tokens=False)
+    check_plan(plan, call.sizes, q.device)
     direct = plan.query_means is None and plan.key_means is None and all(each.bias is None for each in plan.rounds)
     expect(
         direct, "plan", "keys that are met directly; Theorem 2 says nothing about means and biases", "means or biases"
@@ -95,9 +95,7 @@ def assumptions(
     expect(0.0 <= tolerance < 1.0, "tolerance", "a number in [0, 1)", tolerance)
     if most is not None:
         expect_int("most", most, at_least=1)
-    check_token_mask("key_mask", key_mask, (sizes.batch, sizes.keys), q.device)
-    check_token_mask("query_mask", query_mask, (sizes.batch, sizes.queries), q.device)
-    weights = _dense_weights(q, k, plan, key_mask, check_scale(scale, q.shape[-1]))
+    weights = _dense_weights(q, k, plan, key_mask, call.scale)
     real = torch.ones(weights.shape[:-1], dtype=torch.bool, device=q.device)
     if query_mask is not None:
         real &= query_mask[:, None]
