@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from coterie.checks import expect_choice, expect_int, expect_seed
-from coterie.mechanisms.base import Mechanism, register
+from coterie.mechanisms.base import Causality, Mechanism, register
 from coterie.plan import Means, Plan, Round
 from coterie.planning.orders import Parts, compact
 from coterie.planning.tokens import Tokens
@@ -69,7 +69,7 @@ class QueryClustering(Mechanism):
     bits: int
     seed: int
 
-    causality: ClassVar[str] = "none"
+    causality: ClassVar[str] = Causality.NONE
 
     def check(self) -> None:
         expect_int("clusters", self.clusters, at_least=1)

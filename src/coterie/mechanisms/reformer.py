@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from coterie.checks import expect_int, expect_seed, expect_type
-from coterie.mechanisms.base import Mechanism, register
+from coterie.mechanisms.base import Mechanism, StrictIfAsked, register
 from coterie.plan import Plan, Round
 from coterie.planning.orders import balanced_offsets, ceil_div
 from coterie.planning.tokens import Tokens
@@ -47,7 +46,7 @@ class Reformer(Mechanism):
     strict: bool = False
     seed: int = 0
 
-    causality: ClassVar[str] = "mask, or strict with strict=True"
+    causality = StrictIfAsked()
 
     def check(self) -> None:
         expect_int("rounds", self.rounds, at_least=1)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from coterie.checks import expect, expect_int, expect_seed, expect_type
-from coterie.mechanisms.base import Mechanism, register
+from coterie.mechanisms.base import Mechanism, StrictIfAsked, register
 from coterie.mechanisms.near_far.causal import causal
 from coterie.mechanisms.near_far.everyone import everyone
 from coterie.plan import Plan
@@ -64,7 +63,7 @@ class NearFar(Mechanism):
     strict: bool = False
     seed: int = 0
 
-    causality: ClassVar[str] = "mask, or strict with strict=True"
+    causality = StrictIfAsked()
 
     def check(self) -> None:
         expect_int("near", self.near, at_least=0)
