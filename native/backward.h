@@ -71,9 +71,12 @@ struct BackwardWorker {
                     for (int64_t j = 0; j < key_count; j++) row_to_panels(key_rows + j * dim, dim, j, kKeyBlock, keys);
                     gathered = true;
                 }
-                multiply(row_count, key_count, dim, Scattered{query_rows.data()}, keys_transposed, dim, raw, kKeyBlock, call.scale);
-                settle_scores(call, group, first_row, row_count, first_key, key_count, raw, kKeyBlock, multiplicity.get());
-                multiply(row_count, key_count, value_dim, Strided{grad, value_dim, 1}, values_transposed, value_dim, grad_weights, kKeyBlock);
+                multiply(row_count, key_count, dim, Scattered{query_rows.data()}, keys_transposed, dim, raw, kKeyBlock,
+                         call.scale);
+                settle_scores(call, group, first_row, row_count, first_key, key_count, raw, kKeyBlock,
+                              multiplicity.get());
+                multiply(row_count, key_count, value_dim, Strided{grad, value_dim, 1}, values_transposed, value_dim,
+                         grad_weights, kKeyBlock);
                 differentiate(group, first_row, row_count, first_key, key_count, shifts, lses);
                 spread(group, first_row, row_count, first_key, key_count, wild_grad);
             }
@@ -147,7 +150,8 @@ struct BackwardWorker {
             for (int64_t d = 0; d < dim; d++) to[d] += call.scale * sums[j * width + d];
         }
         if (!wild_grad) {
-            multiply(key_count, value_dim, row_count, Strided{weights, 1, kKeyBlock}, grad_panels, kRowBlock, sums, value_width);
+            multiply(key_count, value_dim, row_count, Strided{weights, 1, kKeyBlock}, grad_panels, kRowBlock, sums,
+                     value_width);
             for (int64_t j = 0; j < key_count; j++) {
                 float* to = result.v.row(bk, group.keys[first_key + j]);
                 for (int64_t d = 0; d < value_dim; d++) to[d] += sums[j * value_width + d];
@@ -157,7 +161,8 @@ struct BackwardWorker {
                 float* to = result.v.row(bk, group.keys[first_key + j]);
                 for (int64_t i = 0; i < row_count; i++)
                     if (raw[i * kKeyBlock + j] != kNone)
-                        for (int64_t d = 0; d < value_dim; d++) to[d] += weights[i * kKeyBlock + j] * grad[i * value_dim + d];
+                        for (int64_t d = 0; d < value_dim; d++)
+                            to[d] += weights[i * kKeyBlock + j] * grad[i * value_dim + d];
             }
         }
         if (result.grad_mask) {

@@ -1,5 +1,5 @@
-// Tensors from Python, checked: the only way from one to memory leads through here, so no kernel reads or writes a tensor
-// whose device, dtype, shape or strides are not what it takes them for.
+// Tensors from Python, checked: the only way from one to memory leads through here, so no kernel reads or writes a
+// tensor whose device, dtype, shape or strides are not what it takes them for.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -20,8 +20,8 @@ namespace nb = nanobind;
 using Tensor = nb::ndarray<>;
 using Shape = std::vector<int64_t>;
 
-constexpr int64_t kMostRows = INT32_MAX;    // indices are int32
-constexpr int64_t kMostParts = 1 << 24;     // clusters, bits, rounds, columns: beyond is a mistake, and much memory
+constexpr int64_t kMostRows = INT32_MAX;  // indices are int32
+constexpr int64_t kMostParts = 1 << 24;  // clusters, bits, rounds, columns: beyond is a mistake, and much memory
 constexpr int64_t kMostThreads = 1 << 10;
 
 [[noreturn]] inline void refuse(const char* name, const std::string& wanted, const std::string& got) {
@@ -67,7 +67,8 @@ inline int check_threads(int64_t threads) { return static_cast<int>(check_in("th
 
 // Key heads must divide heads, as they are shared by equal parts of them.
 inline void check_heads(const char* name, int64_t heads, int64_t key_heads) {
-    if (!key_heads || heads % key_heads) refuse(name, "a multiple of the " + std::to_string(key_heads) + " key heads", std::to_string(heads));
+    if (!key_heads || heads % key_heads)
+        refuse(name, "a multiple of the " + std::to_string(key_heads) + " key heads", std::to_string(heads));
 }
 
 // Axes from `first` on must be contiguous. Where there is nothing to step over, strides mean nothing.
@@ -114,9 +115,12 @@ inline Rows rows_of(const char* name, const Tensor& x) {
     check_strides(name, x, 3);
     check_in(name, static_cast<int64_t>(x.shape(2)), 0, kMostRows);
     Kind kind = Kind::f32;
-    if (has_dtype(x, nb::dlpack::dtype_code::Float, 16)) kind = Kind::f16;
-    else if (has_dtype(x, nb::dlpack::dtype_code::Bfloat, 16)) kind = Kind::bf16;
-    else if (!has_dtype(x, nb::dlpack::dtype_code::Float, 32)) refuse(name, "float32, bfloat16 or float16", "another dtype");
+    if (has_dtype(x, nb::dlpack::dtype_code::Float, 16))
+        kind = Kind::f16;
+    else if (has_dtype(x, nb::dlpack::dtype_code::Bfloat, 16))
+        kind = Kind::bf16;
+    else if (!has_dtype(x, nb::dlpack::dtype_code::Float, 32))
+        refuse(name, "float32, bfloat16 or float16", "another dtype");
     Rows rows;
     rows.data = x.data();
     rows.kind = kind;
@@ -145,17 +149,21 @@ inline Index index_of(const char* name, const Tensor& x, int64_t batch, int64_t 
 }
 
 // Order, start, stop, and positions if there are any; or nothing at all.
-inline Segments segments_of(const char* name, const std::vector<Tensor>& parts, int64_t batch, int64_t heads, int threads) {
+inline Segments segments_of(const char* name, const std::vector<Tensor>& parts, int64_t batch, int64_t heads,
+                            int threads) {
     Segments segments;
     if (parts.empty()) return segments;
-    if (parts.size() != 3 && parts.size() != 4) refuse(name, "order, start, stop and perhaps positions", std::to_string(parts.size()) + " tensors");
+    if (parts.size() != 3 && parts.size() != 4)
+        refuse(name, "order, start, stop and perhaps positions", std::to_string(parts.size()) + " tensors");
     std::string prefix = name;
     segments.order = index_of((prefix + ".order").c_str(), parts[0], batch, heads);
     segments.start = index_of((prefix + ".start").c_str(), parts[1], batch, heads);
     segments.stop = index_of((prefix + ".stop").c_str(), parts[2], batch, heads);
     check_shape((prefix + ".stop").c_str(), parts[2], {batch, heads, segments.count()});
     check_in((prefix + ".start").c_str(), segments.count(), 0, kMostRows);
-    if (parts.size() == 4) segments.positions = data_of<int32_t>((prefix + ".positions").c_str(), parts[3], {batch, heads, segments.count()});
+    if (parts.size() == 4)
+        segments.positions =
+            data_of<int32_t>((prefix + ".positions").c_str(), parts[3], {batch, heads, segments.count()});
     segments.batch = batch;
     segments.heads = heads;
     segments.threads = threads;
@@ -172,11 +180,15 @@ inline PairMask pair_mask_of(const char* name, const Tensor& x, const Call& call
     for (int axis = 0; axis < 4; axis++) {
         auto size = static_cast<int64_t>(x.shape(axis));
         if (size != 1 && (size != full[axis] || virtual_rows[axis]))
-            refuse(name, (virtual_rows[axis] ? "1" : "1 or " + std::to_string(full[axis])) + " on axis " + std::to_string(axis), std::to_string(size));
+            refuse(
+                name,
+                (virtual_rows[axis] ? "1" : "1 or " + std::to_string(full[axis])) + " on axis " + std::to_string(axis),
+                std::to_string(size));
         mask.strides[axis] = size > 1 ? x.stride(axis) : 0;
     }
     mask.is_float = has_dtype(x, nb::dlpack::dtype_code::Float, 32);
-    if (!mask.is_float && !has_dtype(x, nb::dlpack::dtype_code::UInt, 8)) refuse(name, "float32 or uint8", "another dtype");
+    if (!mask.is_float && !has_dtype(x, nb::dlpack::dtype_code::UInt, 8))
+        refuse(name, "float32 or uint8", "another dtype");
     mask.data = x.data();
     return mask;
 }

@@ -74,7 +74,8 @@ struct ForwardWorker {
     // Whether rows and keys are real and stand in the order of their positions.
     bool in_order(const Group& group) const {
         return group.rows[group.row_count - 1] < call.num_queries && group.keys[group.key_count - 1] < call.num_keys &&
-               std::is_sorted(group.rows, group.rows + group.row_count) && std::is_sorted(group.keys, group.keys + group.key_count);
+               std::is_sorted(group.rows, group.rows + group.row_count) &&
+               std::is_sorted(group.keys, group.keys + group.key_count);
     }
 
     int64_t visible_keys(const Group& group, int64_t row) const {
@@ -97,15 +98,18 @@ struct ForwardWorker {
             int64_t seen = ordered ? visible_keys(group, group.rows[first_row + row_count - 1]) : group.key_count;
             for (int64_t first_key = 0; first_key < seen; first_key += kKeyBlock) {
                 breathe();
-                int64_t key_count = std::min(kKeyBlock, group.key_count - first_key), count = std::min(key_count, seen - first_key);
+                int64_t key_count = std::min(kKeyBlock, group.key_count - first_key),
+                        count = std::min(key_count, seen - first_key);
                 if (!gathered || group.key_count > kKeyBlock) {
                     gather_keys(group, first_key, key_count);
                     finite = gather_values(group, first_key, key_count);
                     gathered = true;
                 }
                 expect_soon(next, row_count, count);
-                multiply(row_count, count, dim, Scattered{query_rows.data()}, keys, dim, scores, kKeyBlock, call.scale, &prefetch);
-                settle_scores(call, group, first_row, row_count, first_key, count, scores, kKeyBlock, multiplicity.get());
+                multiply(row_count, count, dim, Scattered{query_rows.data()}, keys, dim, scores, kKeyBlock, call.scale,
+                         &prefetch);
+                settle_scores(call, group, first_row, row_count, first_key, count, scores, kKeyBlock,
+                              multiplicity.get());
                 accumulate(group, first_row, row_count, first_key, count, finite);
                 next = nullptr;
             }
@@ -158,7 +162,8 @@ struct ForwardWorker {
                     if (row[j] != 0) row[j] *= keep(call, bh, group.rows[first_row + i], group.keys[first_key + j]);
         }
         if (!finite) return;
-        multiply(row_count, value_dim, key_count, Strided{scores, kKeyBlock, 1}, values, kKeyBlock, partial, value_width, 1.0f, &prefetch);
+        multiply(row_count, value_dim, key_count, Strided{scores, kKeyBlock, 1}, values, kKeyBlock, partial,
+                 value_width, 1.0f, &prefetch);
         for (int64_t i = 0; i < row_count; i++) {
             float* out = result.out + (bh * call.q.rows + group.rows[first_row + i]) * value_dim;
             const float* add = partial + i * value_width;
@@ -243,7 +248,8 @@ inline void forward(const Call& call, const Forward& result) {
     }
     // Few heads: share out the groups of a round, which have no query in common.
     for (auto& round : call.rounds) {
-        int64_t chunk = std::max<int64_t>(1, round.groups() / (8 * call.threads)), chunks = (round.groups() + chunk - 1) / chunk;
+        int64_t chunk = std::max<int64_t>(1, round.groups() / (8 * call.threads)),
+                chunks = (round.groups() + chunk - 1) / chunk;
         parallel_for(heads * chunks, call.threads, [&](int64_t task, int who) {
             int64_t bh = task / chunks, first = task % chunks * chunk;
             for (int64_t g = first; g < std::min(first + chunk, round.groups()); g++)

@@ -52,7 +52,8 @@ public:
         std::fill(nobody_.begin() + k, nobody_.begin() + width_, uint8_t{128});
         for (int64_t p = 0; p < nibbles_; p++)
             for (int64_t c = 0; c < k; c++)
-                planes_[p * width_ + c] = static_cast<uint8_t>(centers[which[c] * words_ + p / 16] >> (4 * (p % 16)) & 15);
+                planes_[p * width_ + c] =
+                    static_cast<uint8_t>(centers[which[c] * words_ + p / 16] >> (4 * (p % 16)) & 15);
     }
 
     // For each of n strings; there must be a centre.
@@ -171,7 +172,8 @@ inline void sign_bits(const HammingCall& call, const Rows& rows, int64_t b, int6
                 std::fill(to, to + dim, 0.0f);
             sizes[i] = tame(to, dim);
         }
-        multiply(here, call.bits, dim, Strided{block, dim, 1}, const_cast<Candidates&>(planes).panels, dim, scores, stride);
+        multiply(here, call.bits, dim, Strided{block, dim, 1}, const_cast<Candidates&>(planes).panels, dim, scores,
+                 stride);
         for (int64_t i = 0; i < here; i++) {
             float limit = doubt(sizes[i], planes.longest, dim);
             for (int64_t m = 0; m < call.bits; m += kLanes) {
@@ -205,7 +207,8 @@ inline constexpr ByteBits spread_byte;
 
 inline void hamming_kmeans(const HammingCall& call, const Rows& rows, int64_t* labels) {
     parallel_for(call.batch * call.heads, call.threads, [&](int64_t bh, int) {
-        int64_t b = bh / call.heads, h = bh % call.heads, words = (call.bits + 63) / 64, n = call.rows, k = call.clusters;
+        int64_t b = bh / call.heads, h = bh % call.heads, words = (call.bits + 63) / 64, n = call.rows,
+                k = call.clusters;
         if (n == 0) return;  // nobody to start from
         Candidates planes(call.bits, call.dim);
         for (int64_t m = 0; m < call.bits; m++) {

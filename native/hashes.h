@@ -21,7 +21,9 @@ inline double extend(int transform, int side, double hash, double norm, const do
             return hash;
         }
         case 3: return side ? hash + missing(longest[1]) * more[0] : hash;
-        case 4: return side ? hash + missing(longest[1]) * more[0] : hash * (std::sqrt(longest[1]) / std::max(std::sqrt(norm), DBL_MIN));
+        case 4:
+            return side ? hash + missing(longest[1]) * more[0]
+                        : hash * (std::sqrt(longest[1]) / std::max(std::sqrt(norm), DBL_MIN));
         default: return hash;
     }
 }
@@ -50,7 +52,10 @@ inline void smyrf_orders(const HashCall& call, int32_t* query_order, int32_t* ke
     parallel_for(call.batch * call.heads, call.threads, [&](int64_t bh, int) {
         thread_local Sorter sorter;
         int64_t b = bh / call.heads, h = bh % call.heads, hk = h / (call.heads / call.key_heads);
-        int64_t dim = call.q.dim, extra = call.transform == 0 ? 2 : call.transform == 2 ? 3 : call.transform >= 3 ? 1 : 0;
+        int64_t dim = call.q.dim, extra = call.transform == 0   ? 2
+                                          : call.transform == 2 ? 3
+                                          : call.transform >= 3 ? 1
+                                                                : 0;
         std::vector<double> directions(call.rounds * (dim + extra));
         for (int64_t r = 0; r < call.rounds; r++) {
             breathe();
@@ -82,7 +87,8 @@ inline void smyrf_orders(const HashCall& call, int32_t* query_order, int32_t* ke
                 const double* more = directions.data() + r * (dim + extra) + dim;
                 double* hashes = dots[side].data() + r * sides[side]->rows;
                 for (int64_t i = 0; i < sides[side]->rows; i++)
-                    if (masks[side][i]) hashes[i] = extend(call.transform, side, hashes[i], norms[side][i], longest, more);
+                    if (masks[side][i])
+                        hashes[i] = extend(call.transform, side, hashes[i], norms[side][i], longest, more);
             }
         for (int64_t r = 0; r < call.rounds; r++) {
             breathe();

@@ -82,7 +82,8 @@ void check_round(const Call& call, size_t r, int64_t b, int64_t h, std::vector<u
     }
     for (int64_t s = 0; round.skip && s < offsets[groups]; s++) {
         const int32_t* skip = round.skip + ((b * call.heads + h) * round.query_order.length + s) * round.skips;
-        if (!std::is_sorted(skip, skip + round.skips)) refuse(name, ".skip: expected ascending key rows, got an unsorted list");
+        if (!std::is_sorted(skip, skip + round.skips))
+            refuse(name, ".skip: expected ascending key rows, got an unsorted list");
     }
     const int32_t *start = round.key_start.at(b, h), *stop = round.key_stop.at(b, h);
     const int32_t* keys = round.key_order.at(b, h);
@@ -90,8 +91,8 @@ void check_round(const Call& call, size_t r, int64_t b, int64_t h, std::vector<u
     for (int64_t g = 0; g < groups; g++) {
         breathe();
         if (start[g] < 0 || start[g] > stop[g] || stop[g] > round.key_order.length)
-            refuse(name, ".key_start, key_stop: expected 0 ≤ start ≤ stop ≤ ", round.key_order.length,
-                   ", got start ", start[g], ", stop ", stop[g]);
+            refuse(name, ".key_start, key_stop: expected 0 ≤ start ≤ stop ≤ ", round.key_order.length, ", got start ",
+                   start[g], ", stop ", stop[g]);
         int64_t from = start[g], to = stop[g];
         if (from >= checked_from && from <= checked_to) {
             from = std::max<int64_t>(from, checked_to);
@@ -107,26 +108,31 @@ void check_round(const Call& call, size_t r, int64_t b, int64_t h, std::vector<u
             padding.keys.store(true, std::memory_order_relaxed);
         // A group without keys may hold anybody.
         if (call.query_mask && start[g] < stop[g] &&
-            any_hidden(rows + offsets[g], offsets[g + 1] - offsets[g], call.query_mask + b * call.num_queries, call.num_queries))
+            any_hidden(rows + offsets[g], offsets[g + 1] - offsets[g], call.query_mask + b * call.num_queries,
+                       call.num_queries))
             padding.queries.store(true, std::memory_order_relaxed);
     }
 }
 
 // Every segment must lie in `order`, and every row in [0, rows). A mean cannot leave out what a mask hides.
-void check_segments(const char* name, const Segments& segments, int64_t rows, const char* mask = "", const uint8_t* real = nullptr) {
+void check_segments(const char* name, const Segments& segments, int64_t rows, const char* mask = "",
+                    const uint8_t* real = nullptr) {
     parallel_for(segments.count() ? segments.batch * segments.heads : 0, segments.threads, [&](int64_t bh, int) {
         int64_t b = bh / segments.heads, h = bh % segments.heads;
-        const int32_t *start = segments.start.at(b, h), *stop = segments.stop.at(b, h), *order = segments.order.at(b, h);
+        const int32_t *start = segments.start.at(b, h), *stop = segments.stop.at(b, h),
+                      *order = segments.order.at(b, h);
         for (int64_t s = 0; s < segments.count(); s++) {
             breathe();
             if (start[s] < 0 || start[s] > stop[s] || stop[s] > segments.order.length)
-                refuse(name, ".start, stop: expected 0 ≤ start ≤ stop ≤ ", segments.order.length, ", got start ", start[s],
-                       ", stop ", stop[s]);
+                refuse(name, ".start, stop: expected 0 ≤ start ≤ stop ≤ ", segments.order.length, ", got start ",
+                       start[s], ", stop ", stop[s]);
             for (int64_t i = start[s]; i < stop[s]; i++)
                 if (order[i] < 0 || order[i] >= rows)
                     refuse(name, ".order: expected indices in [0, ", rows, "), got ", order[i]);
             if (real && any_hidden(order + start[s], stop[s] - start[s], real + b * rows, rows))
-                refuse(mask, ": expected to be the mask that the plan's means were made with, got one that hides a row of a mean");
+                refuse(
+                    mask,
+                    ": expected to be the mask that the plan's means were made with, got one that hides a row of a mean");
         }
     });
 }
@@ -179,7 +185,8 @@ void check_plan(Call& call) {
     Padding padding;
     parallel_for(call.batch * call.heads, call.threads, [&](int64_t bh, int) {
         std::vector<uint8_t> met;
-        for (size_t r = 0; r < call.rounds.size(); r++) check_round(call, r, bh / call.heads, bh % call.heads, met, padding);
+        for (size_t r = 0; r < call.rounds.size(); r++)
+            check_round(call, r, bh / call.heads, bh % call.heads, met, padding);
     });
     if (call.self_keys)
         for (int64_t i = 0; i < call.batch * call.num_queries; i++) {
@@ -202,7 +209,8 @@ void check_parts(const KmeansCall& call) {
         int64_t before = 0;
         for (int64_t p = 0; p < call.parts; before = stop[p++])
             if (start[p] < before || start[p] > stop[p] || stop[p] > call.slots)
-                refuse("parts: expected ", before, " ≤ start ≤ stop ≤ ", call.slots, ", got start ", start[p], ", stop ", stop[p]);
+                refuse("parts: expected ", before, " ≤ start ≤ stop ≤ ", call.slots, ", got start ", start[p],
+                       ", stop ", stop[p]);
         for (int64_t i = 0; i < before; i++)
             if (int32_t row = call.order[b * call.slots + i]; row < 0 || row >= call.x.rows)
                 refuse("parts.order: expected indices in [0, ", call.x.rows, "), got ", row);
@@ -212,12 +220,14 @@ void check_parts(const KmeansCall& call) {
 void check_near(const NearCall& call) {
     check_segments("clusters", call.clusters, call.k.rows);
     for (int64_t bh = 0; bh < call.batch * call.key_heads && call.clusters.count(); bh++) {
-        const int32_t *start = call.clusters.start.at(bh / call.key_heads, bh % call.key_heads);
-        const int32_t *stop = call.clusters.stop.at(bh / call.key_heads, bh % call.key_heads);
+        const int32_t* start = call.clusters.start.at(bh / call.key_heads, bh % call.key_heads);
+        const int32_t* stop = call.clusters.stop.at(bh / call.key_heads, bh % call.key_heads);
         for (int64_t s = 0; s < call.clusters.count(); s++)
-            if (stop[s] - start[s] > call.k.rows) refuse("clusters: expected at most ", call.k.rows, " keys, got ", stop[s] - start[s]);
+            if (stop[s] - start[s] > call.k.rows)
+                refuse("clusters: expected at most ", call.k.rows, " keys, got ", stop[s] - start[s]);
     }
-    if (call.chunks ? call.groups % call.chunks : call.groups) refuse("visible: expected a chunk for equally many of the ", call.groups, " groups, got ", call.chunks);
+    if (call.chunks ? call.groups % call.chunks : call.groups)
+        refuse("visible: expected a chunk for equally many of the ", call.groups, " groups, got ", call.chunks);
     for (int64_t i = 0; i < call.batch * call.chunks; i++) {
         if (call.seen[i] < 0 || call.seen[i] > call.visible_width)
             refuse("seen: expected at most ", call.visible_width, ", got ", call.seen[i]);
@@ -240,7 +250,8 @@ void run_backward(Call& call, Backward& result) {
     auto make_room = [&](Gradient& gradient, const Segments& segments, int64_t heads) {
         int64_t size = gradient.own_rows * gradient.dim;
         prefer_large_pages(gradient.own, call.batch * heads * size * int64_t(sizeof(float)));
-        parallel_for(call.batch * heads, call.threads, [&](int64_t bh, int) { std::fill_n(gradient.own + bh * size, size, 0.0f); });
+        parallel_for(call.batch * heads, call.threads,
+                     [&](int64_t bh, int) { std::fill_n(gradient.own + bh * size, size, 0.0f); });
         gradient.mean_rows = segments.count();
         gradient.means.assign(segments.batch * segments.heads * segments.count() * gradient.dim, 0.0f);
     };

@@ -13,9 +13,15 @@ namespace coterie::COTERIE_ISA {
 class Points {
 public:
     Points(const KmeansCall& call, int64_t b, int64_t h, int64_t part)
-        : call_(call), b_(b), h_(h), rows_(call.order + b * call.slots + call.start[b * call.parts + part]),
-          size_(call.stop[b * call.parts + part] - call.start[b * call.parts + part]), pointers_(size_), lengths_(size_),
-          scratch_(call.x.dim), exact_(call.x.dim) {
+        : call_(call),
+          b_(b),
+          h_(h),
+          rows_(call.order + b * call.slots + call.start[b * call.parts + part]),
+          size_(call.stop[b * call.parts + part] - call.start[b * call.parts + part]),
+          pointers_(size_),
+          lengths_(size_),
+          scratch_(call.x.dim),
+          exact_(call.x.dim) {
         int64_t dim = call.x.dim;
         for (int64_t i = 0; i < size_; i++) {
             bool in_place = call.x.kind_at(rows_[i]) == Kind::f32 && !call.unit;
@@ -67,8 +73,15 @@ private:
 class Nearest {
 public:
     Nearest(Points& points, Candidates& centroids)
-        : points_(points), centroids_(centroids), dim_(centroids.dim), stride_(padded(centroids.count)),
-          scores_(kRowBlock * stride_), half_(stride_), exact_half_(centroids.count), row_(dim_), block_(kRowBlock) {}
+        : points_(points),
+          centroids_(centroids),
+          dim_(centroids.dim),
+          stride_(padded(centroids.count)),
+          scores_(kRowBlock * stride_),
+          half_(stride_),
+          exact_half_(centroids.count),
+          row_(dim_),
+          block_(kRowBlock) {}
 
     // For the points chosen[0 … n), or the first n.
     void assign(const int64_t* chosen, int64_t n, std::vector<int64_t>& labels) {
@@ -97,7 +110,8 @@ private:
             store(s + c, each);
             top = max(each, top);
         }
-        float best = highest(top), slack = 2 * doubt(points_.length_of(point) + centroids_.longest, centroids_.longest, dim_);
+        float best = highest(top),
+              slack = 2 * doubt(points_.length_of(point) + centroids_.longest, centroids_.longest, dim_);
         float limit = std::isfinite(best) && std::isfinite(slack) ? best - slack : -INFINITY;
         int64_t label = -1;
         float nearest = INFINITY;
@@ -106,7 +120,8 @@ private:
             return static_cast<float>(exact_half_[c] - dot(row_.data(), centroids_.exact.data() + c * dim_, dim_));
         };
         for (int64_t c = 0; c < stride_; c += kLanes)
-            for (uint32_t close = limit == -INFINITY ? 0xFFFFu : at_least(load(s + c), limit); close; close &= close - 1) {
+            for (uint32_t close = limit == -INFINITY ? 0xFFFFu : at_least(load(s + c), limit); close;
+                 close &= close - 1) {
                 int64_t at = c + std::countr_zero(close);
                 if (at >= centroids_.count) break;
                 if (label < 0) {
@@ -139,7 +154,8 @@ inline void kmeans(const KmeansCall& call, int64_t* labels, double* centroids) {
         int64_t at = bh * call.parts + part, capacity = call.clusters;
         int64_t draw = call.per_head ? h : 0;
         Points points(call, b, h, part);
-        int64_t n = points.size(), used = call.counts ? std::clamp<int64_t>(call.counts[b * call.parts + part], 0, capacity) : capacity;
+        int64_t n = points.size(),
+                used = call.counts ? std::clamp<int64_t>(call.counts[b * call.parts + part], 0, capacity) : capacity;
         double* result = centroids + at * capacity * dim;
         if (call.given) {
             std::copy_n(call.given + at * capacity * dim, capacity * dim, result);
@@ -175,7 +191,8 @@ inline void kmeans(const KmeansCall& call, int64_t* labels, double* centroids) {
                 points.add_to(trained ? trained[i] : i, sums.data() + label[i] * dim);
             }
             for (int64_t c = 0; c < used; c++)
-                for (int64_t d = 0; d < dim && counts[c]; d++) centers.exact[c * dim + d] = sums[c * dim + d] / double(counts[c]);
+                for (int64_t d = 0; d < dim && counts[c]; d++)
+                    centers.exact[c * dim + d] = sums[c * dim + d] / double(counts[c]);
         }
         if (call.unit)
             for (int64_t c = 0; c < used; c++) scale_to_unit(centers.exact.data() + c * dim, dim);

@@ -54,7 +54,8 @@ struct Settings {
 static std::vector<Round> rounds_of(const Tensors& t, const Call& call) {
     size_t count = t.layout.size() / 5, bias = 0, skip = 0;
     if (t.layout.size() % 5) refuse("layout", "5 numbers a round", std::to_string(t.layout.size()));
-    if (t.rounds.size() != 5 * count) refuse("rounds", std::to_string(5 * count) + " tensors", std::to_string(t.rounds.size()));
+    if (t.rounds.size() != 5 * count)
+        refuse("rounds", std::to_string(5 * count) + " tensors", std::to_string(t.rounds.size()));
     for (size_t r = 0; r < count; r++) bias += t.layout[5 * r] != 0, skip += t.layout[5 * r + 1] != 0;
     if (t.biases.size() != bias) refuse("biases", std::to_string(bias) + " tensors", std::to_string(t.biases.size()));
     if (t.skips.size() != skip) refuse("skips", std::to_string(skip) + " tensors", std::to_string(t.skips.size()));
@@ -63,7 +64,9 @@ static std::vector<Round> rounds_of(const Tensors& t, const Call& call) {
     for (size_t r = 0; r < count; r++) {
         Round& round = rounds[r];
         std::string prefix = "rounds[" + std::to_string(r) + "].";
-        auto part = [&](const char* name, size_t at) { return index_of((prefix + name).c_str(), t.rounds[5 * r + at], call.batch, call.heads); };
+        auto part = [&](const char* name, size_t at) {
+            return index_of((prefix + name).c_str(), t.rounds[5 * r + at], call.batch, call.heads);
+        };
         auto same_groups = [&](const char* name, size_t at, int64_t wanted) {
             check_shape((prefix + name).c_str(), t.rounds[5 * r + at], {call.batch, call.heads, wanted});
         };
@@ -74,12 +77,15 @@ static std::vector<Round> rounds_of(const Tensors& t, const Call& call) {
         round.key_stop = part("key_stop", 4);
         same_groups("query_offsets", 1, round.groups() + 1);
         same_groups("key_stop", 4, round.groups());
-        if (t.layout[5 * r]) round.bias = data_of<float>((prefix + "bias").c_str(), t.biases[bias++], {call.batch, call.heads, round.key_order.length});
+        if (t.layout[5 * r])
+            round.bias = data_of<float>((prefix + "bias").c_str(), t.biases[bias++],
+                                        {call.batch, call.heads, round.key_order.length});
         if (t.layout[5 * r + 1]) {
             const Tensor& lists = t.skips[skip++];
             check_rank((prefix + "skip").c_str(), lists, 4);
             round.skips = static_cast<int64_t>(lists.shape(3));
-            round.skip = data_of<int32_t>((prefix + "skip").c_str(), lists, {call.batch, call.heads, round.query_order.length, round.skips});
+            round.skip = data_of<int32_t>((prefix + "skip").c_str(), lists,
+                                          {call.batch, call.heads, round.query_order.length, round.skips});
         }
         if (t.layout[5 * r + 2]) round.window(t.layout[5 * r + 3], t.layout[5 * r + 4]);
     }
@@ -107,12 +113,14 @@ static Call call_of(const Tensors& t, const Settings& settings) {
     call.query_mask = data_of<uint8_t>("query_mask", t.query_mask, {call.batch, call.num_queries});
     call.query_means = segments_of("query_means", t.query_means, call.batch, call.heads, call.threads);
     call.key_means = segments_of("key_means", t.key_means, call.batch, call.key_heads, call.threads);
-    bool placed = settings.causal || std::any_of(call.rounds.begin(), call.rounds.end(), [](const Round& r) { return r.windowed; });
+    bool placed = settings.causal ||
+                  std::any_of(call.rounds.begin(), call.rounds.end(), [](const Round& r) { return r.windowed; });
     if (placed && t.query_means.size() == 3) refuse("query_means", "positions in a causal or windowed plan", "none");
     if (placed && t.key_means.size() == 3) refuse("key_means", "positions in a causal or windowed plan", "none");
     if (t.mask) call.mask = pair_mask_of("mask", *t.mask, call);
     if (!std::isfinite(settings.scale)) refuse("scale", "a finite number", std::to_string(settings.scale));
-    if (!(settings.dropout_p >= 0 && settings.dropout_p <= 1)) refuse("dropout_p", "a probability", std::to_string(settings.dropout_p));
+    if (!(settings.dropout_p >= 0 && settings.dropout_p <= 1))
+        refuse("dropout_p", "a probability", std::to_string(settings.dropout_p));
     call.causal = settings.causal;
     call.once = settings.once;
     call.scale = static_cast<float>(settings.scale);
@@ -128,7 +136,8 @@ struct Results {
     Shape shape;  // of out
 };
 
-static Results results_of(const Call& call, bool self_keys, const Tensor& out, const Tensor& lse, const std::optional<Tensor>& alone) {
+static Results results_of(const Call& call, bool self_keys, const Tensor& out, const Tensor& lse,
+                          const std::optional<Tensor>& alone) {
     int64_t rows = call.num_queries + call.query_means.count();
     Shape shape{call.batch, call.heads, rows, call.v.dim};
     if (self_keys && !alone) refuse("alone", "a tensor, as there are self_keys", "nothing");
@@ -138,28 +147,42 @@ static Results results_of(const Call& call, bool self_keys, const Tensor& out, c
 }
 
 static Gradient gradient_of(const char* name, const Tensor& x, const Tensor& of) {
-    return {data_of<float>(name, x, shape_of(of)), static_cast<int64_t>(of.shape(2)), static_cast<int64_t>(of.shape(3)), {}, 0};
+    return {data_of<float>(name, x, shape_of(of)),
+            static_cast<int64_t>(of.shape(2)),
+            static_cast<int64_t>(of.shape(3)),
+            {},
+            0};
 }
 
-static void forward(const Tensors& t, const Settings& settings, const Tensor& out, const Tensor& lse, const std::optional<Tensor>& alone) {
+static void forward(const Tensors& t, const Settings& settings, const Tensor& out, const Tensor& lse,
+                    const std::optional<Tensor>& alone) {
     Call call = call_of(t, settings);
     Results results = results_of(call, t.self_keys.has_value(), out, lse, alone);
     Working working;
     run_forward(call, {results.out, results.lse, results.alone});
 }
 
-static void backward(const Tensors& t, const Settings& settings, const Tensor& out, const Tensor& lse, const std::optional<Tensor>& alone,
-                     const Tensor& grad_out, const Tensor& grad_lse, const Tensor& grad_q, const Tensor& grad_k, const Tensor& grad_v,
+static void backward(const Tensors& t, const Settings& settings, const Tensor& out, const Tensor& lse,
+                     const std::optional<Tensor>& alone, const Tensor& grad_out, const Tensor& grad_lse,
+                     const Tensor& grad_q, const Tensor& grad_k, const Tensor& grad_v,
                      const std::optional<Tensor>& grad_mask) {
     Call call = call_of(t, settings);
     Results results = results_of(call, t.self_keys.has_value(), out, lse, alone);
-    Backward result{results.out, results.lse, results.alone, rows_of("grad_out", grad_out, results.shape),
-                    data_of<float>("grad_lse", grad_lse, shape_of(lse)), gradient_of("grad_q", grad_q, t.q),
-                    gradient_of("grad_k", grad_k, t.k), gradient_of("grad_v", grad_v, t.v), nullptr, {}};
+    Backward result{results.out,
+                    results.lse,
+                    results.alone,
+                    rows_of("grad_out", grad_out, results.shape),
+                    data_of<float>("grad_lse", grad_lse, shape_of(lse)),
+                    gradient_of("grad_q", grad_q, t.q),
+                    gradient_of("grad_k", grad_k, t.k),
+                    gradient_of("grad_v", grad_v, t.v),
+                    nullptr,
+                    {}};
     if (grad_mask) {
         if (!t.mask || !call.mask.is_float) refuse("grad_mask", "nothing, as there is no float mask", "a tensor");
         result.grad_mask = data_of<float>("grad_mask", *grad_mask, shape_of(*t.mask));
-        for (int axis = 0; axis < 4; axis++) result.grad_mask_strides[axis] = grad_mask->shape(axis) > 1 ? grad_mask->stride(axis) : 0;
+        for (int axis = 0; axis < 4; axis++)
+            result.grad_mask_strides[axis] = grad_mask->shape(axis) > 1 ? grad_mask->stride(axis) : 0;
     }
     Working working;
     run_backward(call, result);
@@ -189,7 +212,8 @@ static void check_labels(const int64_t* labels, const uint8_t* real, int64_t cou
             refuse("labels", "numbers below " + std::to_string(groups), std::to_string(labels[i]));
 }
 
-static void group_by(const Tensor& labels, const Tensor& mask, int64_t groups, const Tensor& order, const Tensor& offsets, int64_t threads) {
+static void group_by(const Tensor& labels, const Tensor& mask, int64_t groups, const Tensor& order,
+                     const Tensor& offsets, int64_t threads) {
     OrderShape lists = lists_of("labels", labels);
     Shape shape = shape_of(labels), bounds = shape;
     bounds.back() = check_in("groups", groups, 0, kMostRows) + 1;
@@ -204,9 +228,9 @@ static void group_by(const Tensor& labels, const Tensor& mask, int64_t groups, c
     kernels().planning.group_by(label, real, lists, groups, to, starts, team);
 }
 
-static void smyrf_orders(const Tensor& q, const Tensor& k, const Tensor& query_mask, const Tensor& key_mask, const Tensor& groups,
-                         int64_t rounds, int64_t transform, bool buckets, int64_t seed, int64_t layer, int64_t threads,
-                         const Tensor& query_order, const Tensor& key_order) {
+static void smyrf_orders(const Tensor& q, const Tensor& k, const Tensor& query_mask, const Tensor& key_mask,
+                         const Tensor& groups, int64_t rounds, int64_t transform, bool buckets, int64_t seed,
+                         int64_t layer, int64_t threads, const Tensor& query_order, const Tensor& key_order) {
     HashCall call;
     call.q = rows_of("q", q);
     call.batch = static_cast<int64_t>(q.shape(0));
@@ -230,9 +254,10 @@ static void smyrf_orders(const Tensor& q, const Tensor& k, const Tensor& query_m
     kernels().planning.smyrf_orders(call, queries, keys);
 }
 
-static void kmeans(const Tensor& x, const Tensor& order, const Tensor& start, const Tensor& stop, const std::optional<Tensor>& counts,
-                   const std::optional<Tensor>& given, int64_t clusters, int64_t iterations, int64_t sample, bool unit, bool per_head,
-                   int64_t seed, int64_t layer, int64_t threads, const Tensor& labels, const Tensor& centroids) {
+static void kmeans(const Tensor& x, const Tensor& order, const Tensor& start, const Tensor& stop,
+                   const std::optional<Tensor>& counts, const std::optional<Tensor>& given, int64_t clusters,
+                   int64_t iterations, int64_t sample, bool unit, bool per_head, int64_t seed, int64_t layer,
+                   int64_t threads, const Tensor& labels, const Tensor& centroids) {
     KmeansCall call;
     call.x = rows_of("x", x);
     check_rank("order", order, 2);
@@ -262,8 +287,8 @@ static void kmeans(const Tensor& x, const Tensor& order, const Tensor& start, co
     kernels().planning.kmeans(call, label, center);
 }
 
-static void hamming_kmeans(const Tensor& x, const Tensor& mask, int64_t clusters, int64_t iterations, int64_t bits, int64_t seed,
-                           int64_t layer, int64_t threads, const Tensor& labels) {
+static void hamming_kmeans(const Tensor& x, const Tensor& mask, int64_t clusters, int64_t iterations, int64_t bits,
+                           int64_t seed, int64_t layer, int64_t threads, const Tensor& labels) {
     Rows rows = rows_of("x", x);
     HammingCall call;
     call.batch = static_cast<int64_t>(x.shape(0));
@@ -283,7 +308,8 @@ static void hamming_kmeans(const Tensor& x, const Tensor& mask, int64_t clusters
     kernels().planning.hamming_kmeans(call, rows, label);
 }
 
-static void cluster_means(const Tensor& x, const Tensor& mask, const Tensor& labels, int64_t clusters, int64_t threads, const Tensor& means) {
+static void cluster_means(const Tensor& x, const Tensor& mask, const Tensor& labels, int64_t clusters, int64_t threads,
+                          const Tensor& means) {
     MeansCall call;
     call.x = rows_of("x", x);
     call.batch = static_cast<int64_t>(x.shape(0));
@@ -298,8 +324,8 @@ static void cluster_means(const Tensor& x, const Tensor& mask, const Tensor& lab
     kernels().planning.cluster_means(call, label, to);
 }
 
-static void top_keys(const Tensor& queries, const Tensor& k, const Tensor& mask, const std::optional<Tensor>& limits, int64_t count,
-                     bool unit, int64_t threads, const Tensor& top) {
+static void top_keys(const Tensor& queries, const Tensor& k, const Tensor& mask, const std::optional<Tensor>& limits,
+                     int64_t count, bool unit, int64_t threads, const Tensor& top) {
     TopCall call;
     call.k = rows_of("k", k);
     check_rank("queries", queries, 4);
@@ -319,8 +345,9 @@ static void top_keys(const Tensor& queries, const Tensor& k, const Tensor& mask,
     kernels().planning.top_keys(call, query, to);
 }
 
-static void near_keys(const Tensor& queries, const Tensor& k, const std::vector<Tensor>& clusters, const Tensor& visible,
-                      const Tensor& seen, int64_t near, int64_t reach, int64_t threads, const Tensor& met, const Tensor& bias) {
+static void near_keys(const Tensor& queries, const Tensor& k, const std::vector<Tensor>& clusters,
+                      const Tensor& visible, const Tensor& seen, int64_t near, int64_t reach, int64_t threads,
+                      const Tensor& met, const Tensor& bias) {
     NearCall call;
     call.k = rows_of("k", k);
     check_rank("queries", queries, 4);
@@ -348,8 +375,8 @@ static void near_keys(const Tensor& queries, const Tensor& k, const std::vector<
     kernels().planning.near_keys(call, query, to, biases);
 }
 
-static void cross_polytope(const Tensor& x, const Tensor& mask, const Tensor& columns, int64_t heads, int64_t rounds, int64_t seed,
-                           int64_t layer, int64_t threads, const Tensor& buckets) {
+static void cross_polytope(const Tensor& x, const Tensor& mask, const Tensor& columns, int64_t heads, int64_t rounds,
+                           int64_t seed, int64_t layer, int64_t threads, const Tensor& buckets) {
     PolytopeCall call;
     call.x = rows_of("x", x);
     call.batch = static_cast<int64_t>(x.shape(0));
@@ -371,36 +398,41 @@ static void cross_polytope(const Tensor& x, const Tensor& mask, const Tensor& co
 NB_MODULE(_native, m) {
     nb::exception<Malformed>(m, "Malformed", PyExc_ValueError);
     nb::class_<Tensors>(m, "Tensors")
-        .def(nb::init<Tensor, Tensor, Tensor, std::vector<Tensor>, std::vector<Tensor>, std::vector<Tensor>, std::vector<int64_t>, Tensor,
-                      std::optional<Tensor>, std::vector<Tensor>, std::vector<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
-                      std::optional<Tensor>>(),
+        .def(nb::init<Tensor, Tensor, Tensor, std::vector<Tensor>, std::vector<Tensor>, std::vector<Tensor>,
+                      std::vector<int64_t>, Tensor, std::optional<Tensor>, std::vector<Tensor>, std::vector<Tensor>,
+                      std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>>(),
              nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("rounds"), nb::arg("biases"), nb::arg("skips"),
              nb::arg("layout"), nb::arg("offset"), nb::arg("self_keys").none(), nb::arg("query_means"),
              nb::arg("key_means"), nb::arg("mask").none(), nb::arg("key_mask").none(), nb::arg("query_mask").none());
     nb::class_<Settings>(m, "Settings")
-        .def(nb::init<bool, bool, double, double, int64_t, int64_t>(), nb::arg("causal"), nb::arg("once"), nb::arg("scale"),
-             nb::arg("dropout_p"), nb::arg("seed"), nb::arg("threads"));
-    m.def("forward", forward, nb::arg("tensors"), nb::arg("settings"), nb::arg("out"), nb::arg("lse"), nb::arg("alone").none());
-    m.def("backward", backward, nb::arg("tensors"), nb::arg("settings"), nb::arg("out"), nb::arg("lse"), nb::arg("alone").none(),
-          nb::arg("grad_out"), nb::arg("grad_lse"), nb::arg("grad_q"), nb::arg("grad_k"), nb::arg("grad_v"), nb::arg("grad_mask").none());
+        .def(nb::init<bool, bool, double, double, int64_t, int64_t>(), nb::arg("causal"), nb::arg("once"),
+             nb::arg("scale"), nb::arg("dropout_p"), nb::arg("seed"), nb::arg("threads"));
+    m.def("forward", forward, nb::arg("tensors"), nb::arg("settings"), nb::arg("out"), nb::arg("lse"),
+          nb::arg("alone").none());
+    m.def("backward", backward, nb::arg("tensors"), nb::arg("settings"), nb::arg("out"), nb::arg("lse"),
+          nb::arg("alone").none(), nb::arg("grad_out"), nb::arg("grad_lse"), nb::arg("grad_q"), nb::arg("grad_k"),
+          nb::arg("grad_v"), nb::arg("grad_mask").none());
     m.def("adopt_team", [](uintptr_t address) { adopt_team(reinterpret_cast<Team>(address)); });
     m.def("instruction_set", [] { return std::string(kernels().name); });
 
     m.def("order_by", order_by, nb::arg("scores"), nb::arg("mask"), nb::arg("order"), nb::arg("threads"));
-    m.def("group_by", group_by, nb::arg("labels"), nb::arg("mask"), nb::arg("groups"), nb::arg("order"), nb::arg("offsets"), nb::arg("threads"));
-    m.def("smyrf_orders", smyrf_orders, nb::arg("q"), nb::arg("k"), nb::arg("query_mask"), nb::arg("key_mask"), nb::arg("groups"),
-          nb::arg("rounds"), nb::arg("transform"), nb::arg("buckets"), nb::arg("seed"), nb::arg("layer"), nb::arg("threads"),
-          nb::arg("query_order"), nb::arg("key_order"));
+    m.def("group_by", group_by, nb::arg("labels"), nb::arg("mask"), nb::arg("groups"), nb::arg("order"),
+          nb::arg("offsets"), nb::arg("threads"));
+    m.def("smyrf_orders", smyrf_orders, nb::arg("q"), nb::arg("k"), nb::arg("query_mask"), nb::arg("key_mask"),
+          nb::arg("groups"), nb::arg("rounds"), nb::arg("transform"), nb::arg("buckets"), nb::arg("seed"),
+          nb::arg("layer"), nb::arg("threads"), nb::arg("query_order"), nb::arg("key_order"));
     m.def("kmeans", kmeans, nb::arg("x"), nb::arg("order"), nb::arg("start"), nb::arg("stop"), nb::arg("counts").none(),
-          nb::arg("given").none(), nb::arg("clusters"), nb::arg("iterations"), nb::arg("sample"), nb::arg("unit"), nb::arg("per_head"),
-          nb::arg("seed"), nb::arg("layer"), nb::arg("threads"), nb::arg("labels"), nb::arg("centroids"));
-    m.def("hamming_kmeans", hamming_kmeans, nb::arg("x"), nb::arg("mask"), nb::arg("clusters"), nb::arg("iterations"), nb::arg("bits"),
-          nb::arg("seed"), nb::arg("layer"), nb::arg("threads"), nb::arg("labels"));
-    m.def("cluster_means", cluster_means, nb::arg("x"), nb::arg("mask"), nb::arg("labels"), nb::arg("clusters"), nb::arg("threads"), nb::arg("means"));
-    m.def("top_keys", top_keys, nb::arg("queries"), nb::arg("k"), nb::arg("mask"), nb::arg("limits").none(), nb::arg("count"),
-          nb::arg("unit"), nb::arg("threads"), nb::arg("top"));
-    m.def("near_keys", near_keys, nb::arg("queries"), nb::arg("k"), nb::arg("clusters"), nb::arg("visible"), nb::arg("seen"),
-          nb::arg("near"), nb::arg("reach"), nb::arg("threads"), nb::arg("met"), nb::arg("bias"));
-    m.def("cross_polytope", cross_polytope, nb::arg("x"), nb::arg("mask"), nb::arg("columns"), nb::arg("heads"), nb::arg("rounds"),
-          nb::arg("seed"), nb::arg("layer"), nb::arg("threads"), nb::arg("buckets"));
+          nb::arg("given").none(), nb::arg("clusters"), nb::arg("iterations"), nb::arg("sample"), nb::arg("unit"),
+          nb::arg("per_head"), nb::arg("seed"), nb::arg("layer"), nb::arg("threads"), nb::arg("labels"),
+          nb::arg("centroids"));
+    m.def("hamming_kmeans", hamming_kmeans, nb::arg("x"), nb::arg("mask"), nb::arg("clusters"), nb::arg("iterations"),
+          nb::arg("bits"), nb::arg("seed"), nb::arg("layer"), nb::arg("threads"), nb::arg("labels"));
+    m.def("cluster_means", cluster_means, nb::arg("x"), nb::arg("mask"), nb::arg("labels"), nb::arg("clusters"),
+          nb::arg("threads"), nb::arg("means"));
+    m.def("top_keys", top_keys, nb::arg("queries"), nb::arg("k"), nb::arg("mask"), nb::arg("limits").none(),
+          nb::arg("count"), nb::arg("unit"), nb::arg("threads"), nb::arg("top"));
+    m.def("near_keys", near_keys, nb::arg("queries"), nb::arg("k"), nb::arg("clusters"), nb::arg("visible"),
+          nb::arg("seen"), nb::arg("near"), nb::arg("reach"), nb::arg("threads"), nb::arg("met"), nb::arg("bias"));
+    m.def("cross_polytope", cross_polytope, nb::arg("x"), nb::arg("mask"), nb::arg("columns"), nb::arg("heads"),
+          nb::arg("rounds"), nb::arg("seed"), nb::arg("layer"), nb::arg("threads"), nb::arg("buckets"));
 }

@@ -11,8 +11,8 @@
 
 namespace coterie::COTERIE_ISA {
 
-// What stands for the clusters of each key head when they are ranked: the mean, and the outlier, which is the key that is
-// farthest from it.
+// What stands for the clusters of each key head when they are ranked: the mean, and the outlier, which is the key that
+// is farthest from it.
 struct Faces {
     Pages<double> means;  // (batch, key heads, clusters, dim)
     std::vector<int32_t> outliers;  // (batch, key heads, clusters): which key
@@ -21,14 +21,16 @@ struct Faces {
 
     explicit Faces(const NearCall& call)
         : means(call.batch * call.key_heads * call.clusters.count() * call.k.dim),
-          outliers(call.batch * call.key_heads * call.clusters.count()), rough(2 * means.size()),
+          outliers(call.batch * call.key_heads * call.clusters.count()),
+          rough(2 * means.size()),
           longest(call.batch * call.key_heads) {
         parallel_for(call.batch * call.key_heads, call.threads, [&](int64_t bh, int) { head(call, bh); });
     }
 
     void head(const NearCall& call, int64_t bh) {
         int64_t b = bh / call.key_heads, h = bh % call.key_heads, dim = call.k.dim, count = call.clusters.count();
-        const int32_t *order = call.clusters.order.at(b, h), *start = call.clusters.start.at(b, h), *stop = call.clusters.stop.at(b, h);
+        const int32_t *order = call.clusters.order.at(b, h), *start = call.clusters.start.at(b, h),
+                      *stop = call.clusters.stop.at(b, h);
         std::vector<double> row(dim);
         std::vector<float> scratch(dim);
         double top = 0;
@@ -69,7 +71,8 @@ struct Faces {
         int64_t i = 0;
         for (; i + 8 <= n; i += 8)
             for (int l = 0; l < 8; l++) lanes[l] += (a[i + l] - b[i + l]) * (a[i + l] - b[i + l]);
-        double total = ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) + ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
+        double total =
+            ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) + ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
         for (; i < n; i++) total += (a[i] - b[i]) * (a[i] - b[i]);
         return total;
     }
@@ -113,10 +116,25 @@ inline float nth_largest(const float* x, int64_t padded_size, int64_t n) {
 // that search it; then each group picks.
 class NearWorker {
 public:
-    NearWorker(const NearCall& call, const double* queries, const Faces& faces, const float* logs, int32_t* met, float* bias)
-        : call_(call), queries_(queries), faces_(faces), logs_(logs), met_(met), bias_(bias), dim_(call.k.dim),
-          width_(call.visible_width), share_(call.groups / call.chunks), query_(padded(share_) * dim_), panels_(kKeyBlock * dim_), wide_(kKeyBlock * dim_), block_(kRowBlock * kKeyBlock),
-          pointers_(kKeyBlock), rows_(kRowBlock), scratch_(dim_), key_(dim_) {}
+    NearWorker(const NearCall& call, const double* queries, const Faces& faces, const float* logs, int32_t* met,
+               float* bias)
+        : call_(call),
+          queries_(queries),
+          faces_(faces),
+          logs_(logs),
+          met_(met),
+          bias_(bias),
+          dim_(call.k.dim),
+          width_(call.visible_width),
+          share_(call.groups / call.chunks),
+          query_(padded(share_) * dim_),
+          panels_(kKeyBlock * dim_),
+          wide_(kKeyBlock * dim_),
+          block_(kRowBlock * kKeyBlock),
+          pointers_(kKeyBlock),
+          rows_(kRowBlock),
+          scratch_(dim_),
+          key_(dim_) {}
 
     void batch(int64_t b, int64_t h, int64_t first, int64_t count) {
         b_ = b;
@@ -167,12 +185,14 @@ private:
         const int32_t *start = call_.clusters.start.at(b_, hk_), *stop = call_.clusters.stop.at(b_, hk_);
         left_.assign(width_, 0);
         total_ = 0;
-        for (int64_t slot = hidden_; slot < width_; slot++) total_ += left_[slot] = stop[visible_[slot]] - start[visible_[slot]];
+        for (int64_t slot = hidden_; slot < width_; slot++)
+            total_ += left_[slot] = stop[visible_[slot]] - start[visible_[slot]];
     }
 
     // How much the groups of a chunk like the clusters that they see, in float32: (visible × groups).
     void like(int64_t g) {
-        int64_t head = (b_ * call_.key_heads + hk_) * call_.clusters.count(), lanes = padded(share_), seen = width_ - hidden_;
+        int64_t head = (b_ * call_.key_heads + hk_) * call_.clusters.count(), lanes = padded(share_),
+                seen = width_ - hidden_;
         std::vector<const float*> rows(std::max(share_, 2 * seen));
         for (int64_t each = 0; each < share_; each++) rows[each] = rough_.data() + (g + each) * dim_;
         transpose_to_panels(rows.data(), share_, dim_, query_);
@@ -182,15 +202,19 @@ private:
         multiply(2 * seen, share_, dim_, Scattered{rows.data()}, query_, dim_, likes_.data(), lanes);
         for (int64_t j = 0; j < seen; j++)
             for (int64_t lane = 0; lane < lanes; lane += kLanes)
-                store(likes_.data() + j * lanes + lane, max(load(likes_.data() + 2 * j * lanes + lane), load(likes_.data() + (2 * j + 1) * lanes + lane)));
+                store(likes_.data() + j * lanes + lane, max(load(likes_.data() + 2 * j * lanes + lane),
+                                                            load(likes_.data() + (2 * j + 1) * lanes + lane)));
     }
 
     // The clusters that hold at least `reach` keys, best first; returns how many, and whether float32 leaves no doubt.
     std::pair<int64_t, bool> rank(float slack) {
-        auto worse = [](const Scored& x, const Scored& y) { return x.first < y.first || (x.first == y.first && x.second > y.second); };
+        auto worse = [](const Scored& x, const Scored& y) {
+            return x.first < y.first || (x.first == y.first && x.second > y.second);
+        };
         std::make_heap(ranked_.begin(), ranked_.end(), worse);
         auto last = ranked_.end();
-        for (int64_t held = 0; last != ranked_.begin() && held < call_.reach; held += left_[last->second]) std::pop_heap(ranked_.begin(), last--, worse);
+        for (int64_t held = 0; last != ranked_.begin() && held < call_.reach; held += left_[last->second])
+            std::pop_heap(ranked_.begin(), last--, worse);
         bool sure = last == ranked_.begin() || ranked_.front().first < last->first - slack;
         if (ranked_.end() - last > 1) sure = sure && (last + 1)->first > last->first + slack;
         return {ranked_.end() - last, sure && std::isfinite(slack)};
@@ -217,7 +241,8 @@ private:
                 for (auto& [likes, slot] : ranked_) {
                     int64_t face = head + visible_[slot];  // of a cluster with members: those without are not ranked
                     read_double(call_.k, b_, hk_, faces_.outliers[face], scratch_.data(), key_.data());
-                    likes = rounded(std::max(dot(query, faces_.means.data() + face * dim_, dim_), dot(query, key_.data(), dim_)));
+                    likes = rounded(
+                        std::max(dot(query, faces_.means.data() + face * dim_, dim_), dot(query, key_.data(), dim_)));
                     if (likes == 0) likes = 0;
                 }
                 count = rank(0).first;
@@ -242,7 +267,8 @@ private:
         for (size_t i = 0; i < searches_.size(); i++) order[next[searches_[i].cluster]++] = static_cast<int32_t>(i);
         for (int64_t c = 0; c < call_.clusters.count(); c++)
             if (starts[c] < starts[c + 1]) multiply_cluster(c, order.data() + starts[c], starts[c + 1] - starts[c]);
-        for (int64_t g = 0; g < count; g++) std::fill(scores_.begin() + ends_[g], scores_.begin() + begin_[g + 1], -INFINITY);
+        for (int64_t g = 0; g < count; g++)
+            std::fill(scores_.begin() + ends_[g], scores_.begin() + begin_[g + 1], -INFINITY);
     }
 
     void multiply_cluster(int64_t cluster, const int32_t* which, int64_t count) {

@@ -34,7 +34,8 @@ inline Group group_at(const Call& call, const Round& round, int64_t bh, int64_t 
 }
 
 // Where keys can sit. Queries can sit a little farther out, as an offset is added to their number.
-constexpr int64_t kFirstPosition = std::numeric_limits<int32_t>::min(), kLastPosition = std::numeric_limits<int32_t>::max();
+constexpr int64_t kFirstPosition = std::numeric_limits<int32_t>::min(),
+                  kLastPosition = std::numeric_limits<int32_t>::max();
 
 inline int64_t query_position(const Call& call, int64_t b, int64_t h, int64_t row) {
     if (row < call.num_queries) return row + call.offset[b];
@@ -94,13 +95,15 @@ private:
             const int32_t* order = round.key_order.at(b, h);
             int64_t stop = round.key_stop.at(b, h)[g];
             const float* bias = round.bias ? round.bias + bh_ * round.key_order.length : nullptr;
-            const int32_t* skip = round.skip ? round.skip + ((bh_ * round.query_order.length) + slot) * round.skips : nullptr;
+            const int32_t* skip =
+                round.skip ? round.skip + ((bh_ * round.query_order.length) + slot) * round.skips : nullptr;
             for (int64_t s = round.key_start.at(b, h)[g]; s < stop; s++) {
                 int32_t key = order[s];
                 if (bias && bias[s] == kNone) continue;
                 if (skip && std::binary_search(skip, skip + round.skips, key)) continue;
                 bool placed = call_.causal || round.windowed;
-                if (placed && !seen(call_, round.windowed, round.low, round.high, position - key_position(call_, b, hk, key)))
+                if (placed &&
+                    !seen(call_, round.windowed, round.low, round.high, position - key_position(call_, b, hk, key)))
                     continue;
                 counts_[key] += step;
             }
@@ -166,8 +169,10 @@ inline void settle_scores(const Call& call, const Group& group, int64_t first_ro
             if (low > kLastPosition || high < kFirstPosition) {
                 std::fill(row, row + keys, kNone);
             } else {
-                auto first = static_cast<int32_t>(std::max(low, kFirstPosition)), last = static_cast<int32_t>(std::min(high, kLastPosition));
-                for (int64_t j = 0; j < keys; j++) row[j] = positions[j] >= first && positions[j] <= last ? row[j] : kNone;
+                auto first = static_cast<int32_t>(std::max(low, kFirstPosition)),
+                     last = static_cast<int32_t>(std::min(high, kLastPosition));
+                for (int64_t j = 0; j < keys; j++)
+                    row[j] = positions[j] >= first && positions[j] <= last ? row[j] : kNone;
             }
         }
         if (round && round->skip) {
@@ -176,7 +181,8 @@ inline void settle_scores(const Call& call, const Group& group, int64_t first_ro
             if (ascending) {
                 const int32_t* last = std::upper_bound(skip, skip + round->skips, key[keys - 1]);
                 for (const int32_t* s = std::lower_bound(skip, last, key[0]); s < last; s++)
-                    for (auto found = std::lower_bound(key, key + keys, *s); found < key + keys && *found == *s; found++)
+                    for (auto found = std::lower_bound(key, key + keys, *s); found < key + keys && *found == *s;
+                         found++)
                         row[found - key] = kNone;
             } else {
                 for (int64_t j = 0; j < keys; j++)
@@ -188,7 +194,8 @@ inline void settle_scores(const Call& call, const Group& group, int64_t first_ro
 
 // Dropout's factor of a pair: 0 or 1 / (1 − p).
 inline float keep(const Call& call, int64_t bh, int64_t row, int64_t key) {
-    auto word = philox(static_cast<uint32_t>(key), static_cast<uint32_t>(row), static_cast<uint32_t>(bh), kDropout, call.seed)[0];
+    auto word = philox(static_cast<uint32_t>(key), static_cast<uint32_t>(row), static_cast<uint32_t>(bh), kDropout,
+                       call.seed)[0];
     auto limit = static_cast<uint64_t>(call.dropout_p * 4294967296.0);
     return word >= limit && call.dropout_p < 1.0 ? static_cast<float>(1.0 / (1.0 - call.dropout_p)) : 0.0f;
 }

@@ -7,7 +7,15 @@
 
 namespace coterie {
 
-enum Stream : uint32_t { kProjection = 1, kOffset = 2, kRotation = 3, kHyperplane = 4, kStarts = 5, kDropout = 6, kSample = 7 };
+enum Stream : uint32_t {
+    kProjection = 1,
+    kOffset = 2,
+    kRotation = 3,
+    kHyperplane = 4,
+    kStarts = 5,
+    kDropout = 6,
+    kSample = 7
+};
 
 inline std::array<uint32_t, 4> philox(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint64_t seed) {
     uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);

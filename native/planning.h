@@ -14,7 +14,7 @@ struct HashCall {
     Rows q, k;
     const uint8_t *query_mask, *key_mask;
     int transform;  // 0 smyrf, 1 none, 2 l2-alsh, 3 xbox, 4 simple
-    bool buckets;   // E2LSH
+    bool buckets;  // E2LSH
     const int64_t* groups;
     uint64_t seed;
     int64_t layer;
@@ -35,10 +35,10 @@ struct KmeansCall {
     Rows x;
     const int32_t *order, *start, *stop;
     const int64_t* counts;  // (batch, parts): clusters of a part; null for all
-    const double* given;    // (batch, heads, parts, clusters, dim): to start from; or null
+    const double* given;  // (batch, heads, parts, clusters, dim): to start from; or null
     int64_t clusters, iterations, sample;  // train on at most `sample` rows a cluster; 0 is no limit
-    bool unit;              // rows and centroids count by their direction
-    bool per_head;          // each head draws for itself
+    bool unit;  // rows and centroids count by their direction
+    bool per_head;  // each head draws for itself
     uint64_t seed;
     int64_t layer;
     int threads;
@@ -64,7 +64,7 @@ struct TopCall {
     Rows k;
     const uint8_t* mask;
     const int64_t* limits;  // (batch, queries): how many keys a query may see; null for all
-    bool unit;              // keys count by their direction
+    bool unit;  // keys count by their direction
     int threads;
 };
 

@@ -32,7 +32,6 @@ private:
     float* start_;
 };
 
-
 inline float half_to_float(uint16_t h) {
     uint32_t sign = (h & 0x8000u) << 16, exponent = (h >> 10) & 31, fraction = h & 1023, bits;
     if (exponent == 31) {
@@ -89,7 +88,9 @@ public:
     }
 
     // How often `some` will be called until these rows are read.
-    void pace(int64_t calls) { few_ = static_cast<int>(std::max<int64_t>(3, (count_ + calls - 1) / std::max<int64_t>(1, calls))); }
+    void pace(int64_t calls) {
+        few_ = static_cast<int>(std::max<int64_t>(3, (count_ + calls - 1) / std::max<int64_t>(1, calls)));
+    }
 
     // Ask for the next few.
     void some() {

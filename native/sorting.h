@@ -37,7 +37,6 @@ inline void read_double(const Rows& from, int64_t b, int64_t h, int64_t i, float
         for (int64_t d = 0; d < from.dim; d++) to[d] = std::isfinite(row[d]) ? row[d] : 0.0;
 }
 
-
 // An unsigned integer that grows with the float; −0 and 0 are one number.
 inline uint32_t sortable(float x) {
     if (x == 0) x = 0;
@@ -104,8 +103,8 @@ inline void order_by(const float* scores, const uint8_t* mask, const OrderShape&
 }
 
 // Members of each label in order of position, and where each label starts; those that are masked come last.
-inline void group_by(const int64_t* labels, const uint8_t* mask, const OrderShape& shape, int64_t groups, int32_t* order,
-                     int32_t* offsets, int threads) {
+inline void group_by(const int64_t* labels, const uint8_t* mask, const OrderShape& shape, int64_t groups,
+                     int32_t* order, int32_t* offsets, int threads) {
     parallel_for(shape.lists, threads, [&](int64_t list, int) {
         const int64_t* label = labels + list * shape.length;
         const uint8_t* real = mask + list * shape.length;

@@ -12,7 +12,8 @@ namespace coterie::COTERIE_ISA {
 
 // A number that at least `count` of the scores reach: the count-th largest of the maxima of many small sets of them.
 inline float at_least_count(const float* scores, int64_t width, int64_t count, std::vector<float>& maxima) {
-    int64_t vectors = width / kLanes, sets = std::min(vectors, std::max<int64_t>(16, (4 * count + kLanes - 1) / kLanes));
+    int64_t vectors = width / kLanes,
+            sets = std::min(vectors, std::max<int64_t>(16, (4 * count + kLanes - 1) / kLanes));
     if (sets * kLanes < count) return -INFINITY;
     maxima.resize(sets * kLanes);
     for (int64_t set = 0; set < sets; set++) {
@@ -26,7 +27,8 @@ inline float at_least_count(const float* scores, int64_t width, int64_t count, s
 
 // Bring the `wanted` best to the front; those that float32 cannot tell from the last of them are judged by `exact`.
 template <class Better, class Exact>
-int64_t pick(std::vector<std::pair<float, int32_t>>& found, int64_t wanted, float slack, const Better& better, const Exact& exact) {
+int64_t pick(std::vector<std::pair<float, int32_t>>& found, int64_t wanted, float slack, const Better& better,
+             const Exact& exact) {
     if (!wanted || wanted == static_cast<int64_t>(found.size())) return wanted;
     std::nth_element(found.begin(), found.begin() + (wanted - 1), found.end(), better);
     float last = found[wanted - 1].first;
