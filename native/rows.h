@@ -75,6 +75,17 @@ inline const float* fetch(const Rows& from, int64_t batch, int64_t head, int64_t
     return scratch;
 }
 
+// Some rows as floats, one after the other; 0 for those that are not real.
+inline void read_real(const Rows& from, int64_t batch, int64_t head, int64_t first, int64_t count, const uint8_t* real,
+                      float* to) {
+    for (int64_t i = first; i < first + count; i++, to += from.dim) {
+        if (real[i])
+            read_row(from.row(batch, head, i), from.kind, from.dim, to);
+        else
+            std::fill(to, to + from.dim, 0.0f);
+    }
+}
+
 // Rows that will be read soon. Groups gather from all over a head, so the next one's rows are fetched while this one
 // computes: a few at a time, as a core has room for a few dozen requests only, and then waits.
 class Prefetch {
