@@ -122,13 +122,14 @@ struct BackwardWorker {
     // weights ← p (dropped out), grad_weights ← ds = p (dp − out·dout + dlse); both 0 where a pair does not meet.
     void differentiate(const Block& block, const float* shifts, const float* lses) {
         int64_t bh = block.group.batch * call.heads + block.group.head, columns = padded(block.keys);
+        const int32_t* key = block.key_list();
         for (int64_t i = 0; i < block.rows; i++) {
             float *s = raw + i * kKeyBlock, *p = weights + i * kKeyBlock, *ds = grad_weights + i * kKeyBlock;
             if (call.dropout_p > 0) {
                 for (int64_t j = 0; j < block.keys; j++) {
                     bool met = s[j] != kNone;
                     float weight = met ? std::exp(s[j] - lses[i]) : 0.0f;
-                    float factor = met ? keep(call, bh, block.query(i), block.key(j)) : 0.0f;
+                    float factor = met ? keep(call, bh, block.query(i), key[j]) : 0.0f;
                     p[j] = weight * factor;
                     ds[j] = met ? weight * (ds[j] * factor + shifts[i]) : 0.0f;
                 }

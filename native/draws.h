@@ -55,11 +55,4 @@ struct Draws {
     }
 };
 
-// Whether dropout keeps a pair of a (batch, head), a query and a key.
-inline bool keep_pair(int64_t bh, int64_t row, int64_t key, double dropout_p, uint64_t seed) {
-    auto word =
-        philox(static_cast<uint32_t>(key), static_cast<uint32_t>(row), static_cast<uint32_t>(bh), kDropout, seed)[0];
-    return word >= static_cast<uint64_t>(dropout_p * 4294967296.0);
-}
-
 }  // namespace coterie

@@ -143,10 +143,11 @@ struct ForwardWorker {
     // Softmax weights of a block of settled scores, added to the rows' running sums.
     void accumulate(const Block& block, bool finite) {
         int64_t width = padded(block.keys), bh = block.group.batch * call.heads + block.group.head;
+        const int32_t* key = block.key_list();
         float fades[kRowBlock];
         for (int64_t i = 0; i < block.rows; i++) {
             float* row = scores + i * kKeyBlock;
-            int64_t at = bh * call.q.rows + block.query(i);
+            int64_t query_row = block.query(i), at = bh * call.q.rows + query_row;
             Vec top = splat(kNone);
             for (int64_t j = 0; j < width; j += kLanes) top = max(load(row + j), top);
             // A row that has met nobody yet has total 0 (one that met NaN has not).
@@ -158,7 +159,7 @@ struct ForwardWorker {
             totals[at] = (fresh ? 0.0f : totals[at] * fade) + mass;
             if (call.dropout_p > 0 && finite)
                 for (int64_t j = 0; j < block.keys; j++)
-                    if (row[j] != 0) row[j] *= keep(call, bh, block.query(i), block.key(j));
+                    if (row[j] != 0) row[j] *= keep(call, bh, query_row, key[j]);
         }
         if (finite) add_values(block, fades);
     }

@@ -59,6 +59,7 @@ struct Block {
 
     int64_t query(int64_t i) const { return group.rows[first_row + i]; }
     int64_t key(int64_t j) const { return group.keys[first_key + j]; }
+    const int32_t* key_list() const { return group.keys + first_key; }
 };
 
 // Where keys can sit. Queries can sit a little farther out, as an offset is added to their number.
@@ -150,7 +151,7 @@ inline void add_bias(const Block& block, const float* bias, float* row) {
 
 // A virtual row has no row of its own in the mask; the caller has seen to that.
 inline void apply_pair_mask(const Call& call, const Block& block, int64_t query, float* row) {
-    const int32_t* key = block.group.keys + block.first_key;
+    const int32_t* key = block.key_list();
     const PairMask& mask = call.mask;
     int64_t step = mask.strides[3];
     int64_t at = mask.offset(block.group.batch, block.group.head, mask.strides[2] ? query : 0, 0);
@@ -168,7 +169,7 @@ inline void apply_pair_mask(const Call& call, const Block& block, int64_t query,
 }
 
 inline void hide_padding(const Call& call, const Block& block, int64_t query, float* row) {
-    const int32_t* key = block.group.keys + block.first_key;
+    const int32_t* key = block.key_list();
     int64_t b = block.group.batch;
     if (call.key_mask)
         for (int64_t j = 0; j < block.keys; j++)
@@ -196,7 +197,7 @@ inline void hide_unseen(const Call& call, const Block& block, int64_t query, con
 
 // Hide the keys that a row's ascending list of `skips` names; `ascending`: the block's keys are in order, too.
 inline void hide_skipped(const Block& block, const int32_t* skip, int64_t skips, bool ascending, float* row) {
-    const int32_t *key = block.group.keys + block.first_key, *end = key + block.keys;
+    const int32_t *key = block.key_list(), *end = key + block.keys;
     if (ascending) {
         const int32_t* last = std::upper_bound(skip, skip + skips, end[-1]);
         for (const int32_t* s = std::lower_bound(skip, last, key[0]); s < last; s++)
@@ -212,7 +213,7 @@ inline void hide_skipped(const Block& block, const int32_t* skip, int64_t skips,
 inline void settle_scores(const Call& call, const Block& block, float* scores, Multiplicity* multiplicity) {
     const Group& group = block.group;
     const Round* round = group.round;
-    const int32_t* key = group.keys + block.first_key;
+    const int32_t* key = block.key_list();
     const float* bias = round ? round->bias : nullptr;
     const int32_t* skip = round ? round->skip : nullptr;
     int64_t bh = group.batch * call.heads + group.head, width = padded(block.keys);
@@ -240,8 +241,10 @@ inline void settle_scores(const Call& call, const Block& block, float* scores, M
 
 // Dropout's factor of a pair: 0 or 1 / (1 − p).
 inline float keep(const Call& call, int64_t bh, int64_t row, int64_t key) {
-    bool kept = keep_pair(bh, row, key, call.dropout_p, call.seed) && call.dropout_p < 1.0;
-    return kept ? static_cast<float>(1.0 / (1.0 - call.dropout_p)) : 0.0f;
+    auto word = philox(static_cast<uint32_t>(key), static_cast<uint32_t>(row), static_cast<uint32_t>(bh), kDropout,
+                       call.seed)[0];
+    auto limit = static_cast<uint64_t>(call.dropout_p * 4294967296.0);
+    return word >= limit && call.dropout_p < 1.0 ? static_cast<float>(1.0 / (1.0 - call.dropout_p)) : 0.0f;
 }
 
 }  // namespace coterie::COTERIE_ISA
