@@ -231,7 +231,7 @@ static void group_by(const Tensor& labels, const Tensor& mask, int64_t groups, c
 }
 
 static void smyrf_orders(const Tensor& q, const Tensor& k, const Tensor& query_mask, const Tensor& key_mask,
-                         const Tensor& groups, int64_t rounds, int64_t transform, bool buckets, int64_t seed,
+                         const Tensor& groups, int64_t rounds, int64_t transform, bool e2lsh, int64_t seed,
                          int64_t layer, int64_t threads, const Tensor& query_order, const Tensor& key_order) {
     Rows queries = rows_of("q", q), keys = rows_of("k", k);
     check_shape("k", k, {queries.batch, keys.heads, keys.rows, queries.dim});
@@ -244,7 +244,7 @@ static void smyrf_orders(const Tensor& q, const Tensor& k, const Tensor& query_m
         .groups = data_of<int64_t>("groups", groups, {queries.batch}),
         .rounds = check_in("rounds", rounds, 0, kMostParts),
         .transform = static_cast<int>(check_in("transform", transform, 0, 4)),
-        .buckets = buckets,
+        .buckets = e2lsh,
         .draws = draws_of(seed, layer),
         .threads = check_threads(threads),
     };
@@ -426,7 +426,7 @@ NB_MODULE(_native, m) {
     m.def("order_by", order_by, "scores"_a, "mask"_a, "order"_a, "threads"_a);
     m.def("group_by", group_by, "labels"_a, "mask"_a, "groups"_a, "order"_a, "offsets"_a, "threads"_a);
     m.def("smyrf_orders", smyrf_orders, "q"_a, "k"_a, "query_mask"_a, "key_mask"_a, "groups"_a, "rounds"_a,
-          "transform"_a, "buckets"_a, "seed"_a, "layer"_a, "threads"_a, "query_order"_a, "key_order"_a);
+          "transform"_a, "e2lsh"_a, "seed"_a, "layer"_a, "threads"_a, "query_order"_a, "key_order"_a);
     m.def("cross_polytope", cross_polytope, "x"_a, "mask"_a, "columns"_a, "heads"_a, "rounds"_a, "seed"_a, "layer"_a,
           "threads"_a, "buckets"_a);
     m.def("kmeans", kmeans, "x"_a, "order"_a, "start"_a, "stop"_a, "counts"_a.none(), "given"_a.none(), "clusters"_a,

@@ -26,21 +26,17 @@ P = ParamSpec("P")
 R = TypeVar("R", Tensor, tuple[Tensor, Tensor])
 
 
-def _op(*results: str, **renamed: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def _op(*results: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Declare the op `coterie::NAME` by the function NAME_op that makes its results, still empty.
 
     That function is the op's schema and what tracing sees; the kernel NAME then fills its results. Arguments reach the
-    kernel by name.
-
-    Args:
-        results: what the kernel calls the results.
-        renamed: what it calls those arguments that have another name there.
+    kernel by name; `results` is what it calls the results.
     """
 
     def declare(empty: Callable[P, R]) -> Callable[P, R]:
         name = empty.__name__.removesuffix("_op")
         parameters = inspect.signature(empty).parameters.values()
-        names = [renamed.get(each.name, each.name) for each in parameters]
+        names = [each.name for each in parameters]
         readers = [(each.name, _reader(each)) for each in parameters if "Tensor" in each.annotation]
 
         @wraps(empty)
@@ -78,7 +74,7 @@ def _seed(seed: int | Tensor) -> Tensor:
     return seed.to("cpu") if isinstance(seed, Tensor) else torch.full((), seed, dtype=torch.int64)
 
 
-@_op("query_order", "key_order", e2lsh="buckets")
+@_op("query_order", "key_order")
 def smyrf_orders_op(
     q: Tensor,
     k: Tensor,
