@@ -68,11 +68,11 @@ class Gallery:
         minilm, smollm = MiniLM("sdpa"), SmolLM("sdpa")
         text = "\n\n".join(documentation())
         parts = [
-            "Singular values of the attention maps after the softmax (supplement §11, Figures 5 and 6), one line a "
-            "head; heads that decay slowly in red. Beside it the effective rank, exp of the entropy of the normalised"
-            " singular values, against the relative error of a mechanism in the same head. The supplement says that "
-            "slow heads are harder. Whether they are depends on the mechanism, the error and the model: see the rank "
-            "correlations."
+            "On the left are the singular values of the attention maps after the softmax (supplement §11, Figures 5 "
+            "and 6), one line for each head. Heads that decay slowly are red. On the right is the effective rank "
+            "(exp of the entropy of the normalised singular values) against the relative error of a mechanism in the "
+            "same head. The supplement says that slow heads are harder. Whether that is true depends on the "
+            "mechanism, the error and the model: see the rank correlations."
         ]
         for name, model, ids in (
             ("MiniLM, 512 tokens", minilm.model, torch.tensor([minilm.tokens(text, 512)])),
@@ -106,10 +106,11 @@ class Gallery:
         panels = {title: groups_of(plan) for title, plan in plans.items()}
         local = {title: locality(plan, grid=pixels.grid) for title, plan in plans.items()}
         parts = [
-            "Who shares a group (supplement §12, Figure 7). Queries of the pixels are their colour and place times a "
-            "random matrix.",
+            "These pictures show who shares a group (supplement §12, Figure 7). The query of a pixel is its colour "
+            "and place times a random matrix.",
             self.put("memberships-image", draw_grid(panels, pixels.grid, image=pixels.image)),
-            "How often pixels at a distance share a group; dashed: any two pixels.",
+            "How often two pixels at a given distance share a group. The dashed line is the average over any two "
+            "pixels:",
             self.put("memberships-locality", draw_locality(local)),
         ]
         model = MiniLM("sdpa")
@@ -138,9 +139,9 @@ class Gallery:
     def errors(self) -> None:
         """The ablation at an equal number of keys."""
         parts = [
-            "What each mechanism loses when every query meets about 64 keys: SMYRF's transform against older ones, "
-            "E2LSH, the cross-polytope hash, clustered attention and the oracle. Weights: ‖σ(P̂) − σ(P)‖_F / "
-            "‖σ(P)‖_F."
+            "This is what each mechanism loses when every query meets about 64 keys. SMYRF's transform is compared "
+            "with older ones, E2LSH, the cross-polytope hash, clustered attention and the oracle. The error of the "
+            "weights is ‖σ(P̂) − σ(P)‖_F / ‖σ(P)‖_F."
         ]
         minilm, smollm = MiniLM("sdpa"), SmolLM("sdpa")
         text = "\n\n".join(documentation())
@@ -179,8 +180,8 @@ class Gallery:
         parts = [
             "A small encoder learns associative recall from scratch (supplement §16.1). `RoundsSchedule` takes as "
             "many hashing rounds as a bound on the error of the attention maps needs: many while attention is "
-            "diffuse, fewer later. The loss matches that of dense attention within 0.1 nats; on 128 tokens there is no "
-            "time to be won.",
+            "diffuse, fewer later. The loss stays within 0.1 nats of dense attention. With 128 tokens there is no "
+            "time to gain.",
             self.put("rounds", figure),
             f"```text\n{text.get()}\n```",
         ]
@@ -202,14 +203,14 @@ class Gallery:
         axes.set(xscale="log", xlabel="softmax error / the optimum's, 72 heads of MiniLM, 8 + 8 tokens in 2 clusters")
         axes.invert_yaxis()
         parts = [
-            "See [the theory](../theory.md). How far methods are from the best clusters; “keys shared” is no "
-            "clustering, and may beat it:",
+            "[The theory](../theory.md) explains these pictures. The first shows how far methods are from the best "
+            "clusters. “Keys shared” is not a clustering, so it may beat the best one:",
             self.put("theory-distance", figure),
-            "Lemma 1's reduction fails on T = {(1,1,1), (2,1,2), (2,2,1)}: there is no matching, yet these clusters "
-            "reach the value, as the weights only know pairs.",
+            "Lemma 1's reduction fails on T = {(1,1,1), (2,1,2), (2,2,1)}. There is no matching, yet these clusters "
+            "reach the value, because the weights know only pairs:",
             self.put("theory-lemma", _counterexample()),
-            "Theorem 1's equivalence: in how many of 40 random instances the claimed optimum is that of the softmax "
-            "problem.",
+            "Theorem 1's equivalence: in how many of 40 random instances is the claimed optimum the optimum of the "
+            "softmax problem?",
             self.put("theory-theorem1", _theorem1()),
         ]
         self.page("theory", "The theory, drawn", parts)

@@ -20,9 +20,10 @@ from torch import Tensor
 import coterie
 from benchmarks import peers
 from benchmarks.measure import peak_bytes, peaked_tensors
+from benchmarks.records import AGAINST_REFERENCE, AGAINST_SDPA, GROWTH, MEMORY, Figure, Record, compare
 from coterie import Mechanism
 from coterie.analysis import save
-from coterie.files import write_json
+from coterie.files import expect_writable, write_json
 from coterie.timing import interleaved
 
 Attend = Callable[..., Tensor]
@@ -81,8 +82,9 @@ def check() -> list[str]:
     return wrong
 
 
-def promises(repeats: int) -> Table:
+def promises(repeats: int) -> tuple[Table, list[Figure]]:
     """The ratios that the project promises, each measured beside SDPA."""
+    figures = []
     table = Table(title="8 heads × 64, float32, batch 1, planning included")
     for column in ("case", "SDPA", "ours", "ratio", "at least", "aim"):
         table.add_column(column, no_wrap=True, justify="left" if column == "case" else "right")
@@ -108,17 +110,17 @@ def promises(repeats: int) -> Table:
         seconds = interleaved(runs, turns)
         ratio = seconds["sdpa"] / seconds["ours"]
         name = f"{mechanism}, {length:,}, {kind}"
+        figures.append(Figure(name, AGAINST_SDPA, ratio, seconds))
         table.add_row(name, _ms(seconds["sdpa"]), _ms(seconds["ours"]), f"{ratio:.1f}×", least, aim)
-    short, long = peaked_tensors(8192), peaked_tensors(65_536)
-    seconds = interleaved({str(i): partial(step, ours(SMYRF), *x) for i, x in enumerate((short, long))}, repeats)
-    table.add_row(
-        f"{SMYRF}, time at 65,536 / time at 8,192", "", "", f"{seconds['1'] / seconds['0']:.2f}", "≤ 9.5", "8.5"
-    )
-    middle = peaked_tensors(16_384)
-    seconds = interleaved({str(i): partial(step, ours(NEAR_FAR), *x) for i, x in enumerate((middle, long))}, repeats)
-    table.add_row(
-        f"{NEAR_FAR}, time at 65,536 / time at 16,384", "", "", f"{seconds['1'] / seconds['0']:.2f}", "≤ 9", ""
-    )
+    long = peaked_tensors(65_536)
+    for mechanism, length, least, aim in ((SMYRF, 8192, "≤ 9.5", "8.5"), (NEAR_FAR, 16_384, "≤ 9", "")):
+        runs = {"short": partial(step, ours(mechanism), *peaked_tensors(length))}
+        runs["long"] = partial(step, ours(mechanism), *long)
+        seconds = interleaved(runs, repeats)
+        growth = seconds["long"] / seconds["short"]
+        name = f"{mechanism}, time at 65,536 / time at {length:,}"
+        figures.append(Figure(name, GROWTH, growth, seconds))
+        table.add_row(name, "", "", f"{growth:.2f}", least, aim)
     for mechanism, causal, least, aim in (
         (coterie.Smyrf(rounds=4, cluster_size=64), False, "≤ 1.0", "0.5"),
         (NEAR_FAR, False, "≤ 2.0", ""),
@@ -126,14 +128,16 @@ def promises(repeats: int) -> Table:
     ):
         peak = peak_bytes(partial(step, ours(mechanism, causal=causal), *long))
         size = long[0].numel() * 4
-        beyond = "–" if peak is None else f"{(peak - size) / size:.2f} × q"
+        beyond = None if peak is None else (peak - size) / size
         name = f"{mechanism}, 65,536, {'causal, ' * causal}forward: peak memory beyond q, k, v, out"
-        table.add_row(name, "", "", beyond, least, aim)
-    return table
+        figures.append(Figure(name, MEMORY, beyond))
+        table.add_row(name, "", "", "–" if beyond is None else f"{beyond:.2f} × q", least, aim)
+    return table, figures
 
 
-def backends(repeats: int, length: int = 8192) -> Table:
+def backends(repeats: int, length: int = 8192) -> tuple[Table, list[Figure]]:
     """Native against reference, planning and execution apart."""
+    figures = []
     table = Table(title=f"native against reference, {length:,} tokens, forward")
     for column in ("mechanism", "plan", "execute", "all native", "all reference", "ratio"):
         table.add_column(column, no_wrap=True, justify="left" if column == "mechanism" else "right")
@@ -147,9 +151,11 @@ def backends(repeats: int, length: int = 8192) -> Table:
             "reference": partial(step, ours(mechanism, "reference"), *tensors),
         }
         s = interleaved(runs, repeats)
-        ratio = f"{s['reference'] / s['native']:.1f}×"
-        table.add_row(str(mechanism), *(_ms(s[x]) for x in ("plan", "execute", "native", "reference")), ratio)
-    return table
+        ratio = s["reference"] / s["native"]
+        ordered = {name: s[name] for name in ("plan", "execute", "reference", "native")}
+        figures.append(Figure(f"{mechanism}, {length:,}, forward", AGAINST_REFERENCE, ratio, ordered))
+        table.add_row(str(mechanism), *(_ms(s[x]) for x in ("plan", "execute", "native", "reference")), f"{ratio:.1f}×")
+    return table, figures
 
 
 def sweep(lengths: list[int], repeats: int, others: dict[str, Attend], console: Console) -> list[dict[str, Any]]:
@@ -213,23 +219,49 @@ def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.1f} ms"
 
 
-def main() -> None:
-    """Check, measure, print, write."""
+def _options() -> tuple[argparse.Namespace, Record | None]:
+    """The command line, and the run to compare with; what is wrong with either is said before anything is measured."""
     parser = argparse.ArgumentParser(description=__doc__)
     lengths = "512,1024,2048,4096,8192,16384,32768,65536"
     parser.add_argument("--lengths", default=lengths, help="comma-separated numbers of tokens")
     parser.add_argument("--repeats", type=int, default=3, help="timed runs; the median counts")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for bench.json and the plots")
-    parser.add_argument("--promises", action="store_true", help="only the promised ratios")
+    parser.add_argument("--promises", action="store_true", help="only the promised ratios and both backends")
+    parser.add_argument("--save", type=Path, help="write what --promises measures to this file, and stop there")
+    parser.add_argument("--note", default="", help="a sentence for that file, such as what else the machine was doing")
+    parser.add_argument("--against", type=Path, help="a file that --save wrote: compare with it, and stop there")
     options = parser.parse_args()
+    if options.note and not options.save:
+        parser.error("--note: expected --save beside it")
+    try:
+        before = Record.read(options.against) if options.against else None
+        if options.save:
+            expect_writable(options.save)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    return options, before
+
+
+def main() -> None:
+    """Check, measure, print, write."""
+    options, before = _options()
     console = Console()
     console = Console(width=max(console.width, 140))
     if wrong := check():
         console.print("Not measured, because correctness is red:", *wrong, sep="\n  ")
         sys.exit(1)
-    console.print(promises(max(3, options.repeats)))
-    console.print(backends(options.repeats))
-    if options.promises:
+    promised, figures = promises(max(3, options.repeats))
+    console.print(promised)
+    compared, more = backends(options.repeats)
+    console.print(compared)
+    now = Record.here([*figures, *more], options.repeats, options.note)
+    if options.save:
+        now.write(options.save)
+        console.print(f"wrote {options.save}")
+    if before:
+        notes, table = compare(before, now)
+        console.print(*notes, table, sep="\n")
+    if options.promises or options.save or before:
         return
     others, missing = peers.available()
     for name, reason in missing.items():

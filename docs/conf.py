@@ -8,11 +8,12 @@ copyright = "2026, the Coterie developers"
 version = release = __version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-exclude_patterns = ["check_links.py"]
 myst_heading_anchors = 3
 myst_enable_extensions = ["dollarmath"]
 html_theme = "furo"
 html_title = "Coterie"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_show_sourcelink = False
 html_copy_source = False
 

@@ -3,24 +3,34 @@
 
 #include "backward.h"
 #include "forward.h"
-#include "hamming.h"
-#include "hashes.h"
+#include "hashing.h"
 #include "kmeans.h"
+#include "kmeans_hamming.h"
 #include "means.h"
 #include "near_keys.h"
-#include "polytope.h"
 #include "top_keys.h"
 
 namespace coterie::COTERIE_ISA {
 
 inline Kernels all_kernels(const char* name) {
     return {
-        name,
-        forward,
-        backward,
-        means,
-        means_backward,
-        {order_by, group_by, smyrf_orders, kmeans, hamming_kmeans, cluster_means, top_keys, near_keys, cross_polytope},
+        .name = name,
+        .forward = forward,
+        .backward = backward,
+        .means = means,
+        .means_backward = means_backward,
+        .planning =
+            {
+                .order_by = order_by,
+                .group_by = group_by,
+                .smyrf_orders = smyrf_orders,
+                .cross_polytope = cross_polytope,
+                .kmeans = kmeans,
+                .hamming_kmeans = hamming_kmeans,
+                .cluster_means = cluster_means,
+                .top_keys = top_keys,
+                .near_keys = near_keys,
+            },
     };
 }
 

@@ -11,14 +11,14 @@ namespace coterie {
 
 enum class Kind { f32, bf16, f16 };
 
-// (batch, heads, rows, dim); strides in elements, the last one is 1. Rows from `own` on are virtual: the means of others,
-// contiguous float32.
+// (batch, heads, rows, dim); strides in elements, the last one is 1. Rows from `own` on are virtual: the means of
+// others, contiguous float32.
 struct Rows {
     const void* data = nullptr;
     Kind kind = Kind::f32;
     int64_t batch_stride = 0, head_stride = 0, row_stride = 0;
-    int64_t rows = 0, dim = 0;
-    int64_t own = INT64_MAX, heads = 0;
+    int64_t batch = 0, heads = 0, rows = 0, dim = 0;
+    int64_t own = INT64_MAX;
     const float* means = nullptr;
 
     Kind kind_at(int64_t index) const { return index < own ? kind : Kind::f32; }
@@ -82,19 +82,19 @@ struct Segments {
 struct Call {
     int64_t batch = 0, heads = 0, key_heads = 0;
     int64_t num_queries = 0, num_keys = 0;  // real rows; q, k and v may have virtual ones behind
+    int threads = 1;
     Rows q, k, v;
     std::vector<Round> rounds;
     const int32_t* offset = nullptr;  // (batch)
-    bool causal = false, once = false;
     const int32_t* self_keys = nullptr;  // (batch, Nq)
-    Segments query_means, key_means;
-    PairMask mask;
     const uint8_t* key_mask = nullptr;  // (batch, Nk), on top of the plan
     const uint8_t* query_mask = nullptr;  // (batch, Nq)
+    Segments query_means, key_means;
+    PairMask mask{};
+    bool causal = false, once = false;
     float scale = 1;
     double dropout_p = 0;
     uint64_t seed = 0;
-    int threads = 1;
 };
 
 struct Forward {
@@ -107,7 +107,7 @@ struct Forward {
 struct Gradient {
     float* own = nullptr;
     int64_t own_rows = 0, dim = 0;
-    std::vector<float> means;
+    std::vector<float> means{};
     int64_t mean_rows = 0;
 
     float* row(int64_t bh, int64_t index) {
@@ -117,13 +117,12 @@ struct Gradient {
 };
 
 struct Backward {
-    const float *out, *lse;
-    const uint8_t* alone;
+    Forward forward;  // what the forward pass gave
     Rows grad_out;
     const float* grad_lse;
     Gradient q, k, v;
-    float* grad_mask;  // contiguous over the mask's own shape, zeroed; null unless asked for
-    int64_t grad_mask_strides[4];
+    float* grad_mask = nullptr;  // contiguous over the mask's own shape, zeroed; null unless asked for
+    int64_t grad_mask_strides[4] = {0, 0, 0, 0};
 };
 
 struct Malformed : std::invalid_argument {

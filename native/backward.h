@@ -42,42 +42,53 @@ struct BackwardWorker {
           query_rows(kRowBlock),
           multiplicity(call.once ? new Multiplicity(call) : nullptr) {}
 
-    void gather(const Rows& from, int64_t head, const Group& group, int64_t first, int64_t count, float* rows,
-                float* transposed) {
-        for (int64_t j = 0; j < count; j++) {
-            int64_t key = group.keys[first + j];
-            read_row(from.row(group.batch, head, key), from.kind_at(key), from.dim, rows + j * from.dim);
+    void gather(const Rows& from, const Block& block, float* rows, float* transposed) {
+        for (int64_t j = 0; j < block.keys; j++) {
+            int64_t key = block.key(j);
+            const char* at = from.row(block.group.batch, block.group.key_head, key);
+            read_row(at, from.kind_at(key), from.dim, rows + j * from.dim);
             pointers[j] = rows + j * from.dim;
         }
-        transpose_to_panels(pointers.data(), count, from.dim, transposed);
+        transpose_to_panels(pointers.data(), block.keys, from.dim, transposed);
     }
 
     void run(const Group& group) {
         if (!group.row_count || !group.key_count) return;
-        int64_t bh = group.batch * call.heads + group.head;
-        if (multiplicity) multiplicity->enter(bh);
+        if (multiplicity) multiplicity->enter(group.batch * call.heads + group.head);
         bool gathered = false;
         for (int64_t first_row = 0; first_row < group.row_count; first_row += kRowBlock) {
-            int64_t row_count = std::min(kRowBlock, group.row_count - first_row);
+            int64_t rows = std::min(kRowBlock, group.row_count - first_row);
             float shifts[kRowBlock], lses[kRowBlock];
-            bool wild_grad = load_rows(group, first_row, row_count, shifts, lses);
+            bool wild_grad = load_rows(group, first_row, rows, shifts, lses);
             for (int64_t first_key = 0; first_key < group.key_count; first_key += kKeyBlock) {
                 breathe();
-                int64_t key_count = std::min(kKeyBlock, group.key_count - first_key);
-                if (!gathered || group.key_count > kKeyBlock) {
-                    gather(call.k, group.key_head, group, first_key, key_count, key_rows, keys_transposed);
-                    gather(call.v, group.key_head, group, first_key, key_count, value_rows, values_transposed);
-                    if (!all_finite(key_rows, key_count * dim)) zero_wild(key_rows, key_count * dim);
-                    for (int64_t j = 0; j < key_count; j++) row_to_panels(key_rows + j * dim, dim, j, kKeyBlock, keys);
-                    gathered = true;
-                }
-                multiply(row_count, key_count, dim, Scattered{query_rows.data()}, keys_transposed, dim, raw, kKeyBlock, call.scale);
-                settle_scores(call, group, first_row, row_count, first_key, key_count, raw, kKeyBlock, multiplicity.get());
-                multiply(row_count, key_count, value_dim, Strided{grad, value_dim, 1}, values_transposed, value_dim, grad_weights, kKeyBlock);
-                differentiate(group, first_row, row_count, first_key, key_count, shifts, lses);
-                spread(group, first_row, row_count, first_key, key_count, wild_grad);
+                Block block{
+                    .group = group,
+                    .first_row = first_row,
+                    .rows = rows,
+                    .first_key = first_key,
+                    .keys = std::min(kKeyBlock, group.key_count - first_key),
+                };
+                if (!gathered || group.key_count > kKeyBlock) load_keys(block);
+                gathered = true;
+                multiply(rows, block.keys, dim, Scattered{query_rows.data()}, keys_transposed, dim, raw, kKeyBlock,
+                         call.scale);
+                settle_scores(call, block, raw, multiplicity.get());
+                multiply(rows, block.keys, value_dim, Strided{grad, value_dim, 1}, values_transposed, value_dim,
+                         grad_weights, kKeyBlock);
+                differentiate(block, shifts, lses);
+                spread_to_queries_and_keys(block);
+                spread_to_values(block, wild_grad);
+                if (result.grad_mask) spread_to_mask(block);
             }
         }
+    }
+
+    void load_keys(const Block& block) {
+        gather(call.k, block, key_rows, keys_transposed);
+        gather(call.v, block, value_rows, values_transposed);
+        if (!all_finite(key_rows, block.keys * dim)) zero_wild(key_rows, block.keys * dim);
+        for (int64_t j = 0; j < block.keys; j++) row_to_panels(key_rows + j * dim, dim, j, kKeyBlock, keys);
     }
 
     // Queries and upstream gradients of a block of rows; shift = dlse − out · dout. Returns whether some
@@ -90,11 +101,11 @@ struct BackwardWorker {
             query_rows[i] = q;
             float* g = grad + i * value_dim;
             read_row(result.grad_out.row(group.batch, group.head, row), result.grad_out.kind, value_dim, g);
-            const float* out = result.out + at * value_dim;
+            const float* out = result.forward.out + at * value_dim;
             double dot = 0;  // what is left of p·(dp − dot) is small, so dot must be good
             for (int64_t d = 0; d < value_dim; d++) dot += double(g[d]) * out[d];
             shifts[i] = static_cast<float>(result.grad_lse[at] - dot);
-            lses[i] = result.lse[at] == kNone ? 0.0f : result.lse[at];
+            lses[i] = result.forward.lse[at] == kNone ? 0.0f : result.forward.lse[at];
             row_to_panels(g, value_dim, i, kRowBlock, grad_panels);
         }
         const float* q = query;
@@ -109,16 +120,16 @@ struct BackwardWorker {
     }
 
     // weights ← p (dropped out), grad_weights ← ds = p (dp − out·dout + dlse); both 0 where a pair does not meet.
-    void differentiate(const Group& group, int64_t first_row, int64_t row_count, int64_t first_key, int64_t key_count,
-                       const float* shifts, const float* lses) {
-        int64_t bh = group.batch * call.heads + group.head, columns = padded(key_count);
-        for (int64_t i = 0; i < row_count; i++) {
+    void differentiate(const Block& block, const float* shifts, const float* lses) {
+        int64_t bh = block.group.batch * call.heads + block.group.head, columns = padded(block.keys);
+        const int32_t* key = block.key_list();
+        for (int64_t i = 0; i < block.rows; i++) {
             float *s = raw + i * kKeyBlock, *p = weights + i * kKeyBlock, *ds = grad_weights + i * kKeyBlock;
             if (call.dropout_p > 0) {
-                for (int64_t j = 0; j < key_count; j++) {
+                for (int64_t j = 0; j < block.keys; j++) {
                     bool met = s[j] != kNone;
                     float weight = met ? std::exp(s[j] - lses[i]) : 0.0f;
-                    float factor = met ? keep(call, bh, group.rows[first_row + i], group.keys[first_key + j]) : 0.0f;
+                    float factor = met ? keep(call, bh, block.query(i), key[j]) : 0.0f;
                     p[j] = weight * factor;
                     ds[j] = met ? weight * (ds[j] * factor + shifts[i]) : 0.0f;
                 }
@@ -133,41 +144,50 @@ struct BackwardWorker {
         }
     }
 
-    void spread(const Group& group, int64_t first_row, int64_t row_count, int64_t first_key, int64_t key_count,
-                bool wild_grad) {
-        int64_t bh = group.batch * call.heads + group.head, bk = group.batch * call.key_heads + group.key_head;
-        multiply(row_count, dim, key_count, Strided{grad_weights, kKeyBlock, 1}, keys, kKeyBlock, sums, width);
-        for (int64_t i = 0; i < row_count; i++) {
-            float* to = result.q.row(bh, group.rows[first_row + i]);
+    int64_t key_head_of(const Group& group) const { return group.batch * call.key_heads + group.key_head; }
+
+    void spread_to_queries_and_keys(const Block& block) {
+        int64_t bh = block.group.batch * call.heads + block.group.head, bk = key_head_of(block.group);
+        multiply(block.rows, dim, block.keys, Strided{grad_weights, kKeyBlock, 1}, keys, kKeyBlock, sums, width);
+        for (int64_t i = 0; i < block.rows; i++) {
+            float* to = result.q.row(bh, block.query(i));
             for (int64_t d = 0; d < dim; d++) to[d] += call.scale * sums[i * width + d];
         }
-        multiply(key_count, dim, row_count, Strided{grad_weights, 1, kKeyBlock}, query_panels, kRowBlock, sums, width);
-        for (int64_t j = 0; j < key_count; j++) {
-            float* to = result.k.row(bk, group.keys[first_key + j]);
+        multiply(block.keys, dim, block.rows, Strided{grad_weights, 1, kKeyBlock}, query_panels, kRowBlock, sums,
+                 width);
+        for (int64_t j = 0; j < block.keys; j++) {
+            float* to = result.k.row(bk, block.key(j));
             for (int64_t d = 0; d < dim; d++) to[d] += call.scale * sums[j * width + d];
         }
-        if (!wild_grad) {
-            multiply(key_count, value_dim, row_count, Strided{weights, 1, kKeyBlock}, grad_panels, kRowBlock, sums, value_width);
-            for (int64_t j = 0; j < key_count; j++) {
-                float* to = result.v.row(bk, group.keys[first_key + j]);
+    }
+
+    // Where some upstream gradient is inf or NaN, a pair that does not meet must contribute nothing.
+    void spread_to_values(const Block& block, bool wild_grad) {
+        int64_t bk = key_head_of(block.group);
+        if (!wild_grad)
+            multiply(block.keys, value_dim, block.rows, Strided{weights, 1, kKeyBlock}, grad_panels, kRowBlock, sums,
+                     value_width);
+        for (int64_t j = 0; j < block.keys; j++) {
+            float* to = result.v.row(bk, block.key(j));
+            if (!wild_grad) {
                 for (int64_t d = 0; d < value_dim; d++) to[d] += sums[j * value_width + d];
+                continue;
             }
-        } else {
-            for (int64_t j = 0; j < key_count; j++) {
-                float* to = result.v.row(bk, group.keys[first_key + j]);
-                for (int64_t i = 0; i < row_count; i++)
-                    if (raw[i * kKeyBlock + j] != kNone)
-                        for (int64_t d = 0; d < value_dim; d++) to[d] += weights[i * kKeyBlock + j] * grad[i * value_dim + d];
+            for (int64_t i = 0; i < block.rows; i++) {
+                if (raw[i * kKeyBlock + j] == kNone) continue;
+                float weight = weights[i * kKeyBlock + j];
+                for (int64_t d = 0; d < value_dim; d++) to[d] += weight * grad[i * value_dim + d];
             }
         }
-        if (result.grad_mask) {
-            const int64_t* strides = result.grad_mask_strides;
-            for (int64_t i = 0; i < row_count; i++)
-                for (int64_t j = 0; j < key_count; j++)
-                    result.grad_mask[group.batch * strides[0] + group.head * strides[1] +
-                                     (strides[2] ? group.rows[first_row + i] * strides[2] : 0) +
-                                     (strides[3] ? group.keys[first_key + j] * strides[3] : 0)] +=
-                        grad_weights[i * kKeyBlock + j];
+    }
+
+    void spread_to_mask(const Block& block) {
+        const int64_t* strides = result.grad_mask_strides;
+        float* head = result.grad_mask + block.group.batch * strides[0] + block.group.head * strides[1];
+        for (int64_t i = 0; i < block.rows; i++) {
+            float* row = head + (strides[2] ? block.query(i) * strides[2] : 0);
+            for (int64_t j = 0; j < block.keys; j++)
+                row[strides[3] ? block.key(j) * strides[3] : 0] += grad_weights[i * kKeyBlock + j];
         }
     }
 };
@@ -186,9 +206,8 @@ inline void backward(const Call& call, Backward& result) {
             if (!call.self_keys) continue;
             for (int64_t i = 0; i < call.num_queries; i++) {
                 int32_t row = static_cast<int32_t>(i), key = call.self_keys[(bh / call.heads) * call.num_queries + i];
-                if (!result.alone[bh * call.num_queries + i] || key < 0) continue;
-                Group group{bh / call.heads, bh % call.heads, bk % call.key_heads, nullptr, &row, 1, 0, &key, 1, 0};
-                worker.run(group);
+                if (!result.forward.alone[bh * call.num_queries + i] || key < 0) continue;
+                worker.run(alone_with(call, bh, row, key));
             }
         }
     });

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "matrix.h"
-#include "sorting.h"
+#include "orders.h"
 
 namespace coterie::COTERIE_ISA {
 

@@ -1,5 +1,5 @@
-// Tensors from Python, checked: the only way from one to memory leads through here, so no kernel reads or writes a tensor
-// whose device, dtype, shape or strides are not what it takes them for.
+// Tensors from Python, checked: the only way from one to memory leads through here, so no kernel reads or writes a
+// tensor whose device, dtype, shape or strides are not what it takes them for.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -20,8 +20,8 @@ namespace nb = nanobind;
 using Tensor = nb::ndarray<>;
 using Shape = std::vector<int64_t>;
 
-constexpr int64_t kMostRows = INT32_MAX;    // indices are int32
-constexpr int64_t kMostParts = 1 << 24;     // clusters, bits, rounds, columns: beyond is a mistake, and much memory
+constexpr int64_t kMostRows = INT32_MAX;  // indices are int32
+constexpr int64_t kMostParts = 1 << 24;  // clusters, bits, rounds, columns: beyond is a mistake, and much memory
 constexpr int64_t kMostThreads = 1 << 10;
 
 [[noreturn]] inline void refuse(const char* name, const std::string& wanted, const std::string& got) {
@@ -67,7 +67,8 @@ inline int check_threads(int64_t threads) { return static_cast<int>(check_in("th
 
 // Key heads must divide heads, as they are shared by equal parts of them.
 inline void check_heads(const char* name, int64_t heads, int64_t key_heads) {
-    if (!key_heads || heads % key_heads) refuse(name, "a multiple of the " + std::to_string(key_heads) + " key heads", std::to_string(heads));
+    if (!key_heads || heads % key_heads)
+        refuse(name, "a multiple of the " + std::to_string(key_heads) + " key heads", std::to_string(heads));
 }
 
 // Axes from `first` on must be contiguous. Where there is nothing to step over, strides mean nothing.
@@ -114,24 +115,35 @@ inline Rows rows_of(const char* name, const Tensor& x) {
     check_strides(name, x, 3);
     check_in(name, static_cast<int64_t>(x.shape(2)), 0, kMostRows);
     Kind kind = Kind::f32;
-    if (has_dtype(x, nb::dlpack::dtype_code::Float, 16)) kind = Kind::f16;
-    else if (has_dtype(x, nb::dlpack::dtype_code::Bfloat, 16)) kind = Kind::bf16;
-    else if (!has_dtype(x, nb::dlpack::dtype_code::Float, 32)) refuse(name, "float32, bfloat16 or float16", "another dtype");
-    Rows rows;
-    rows.data = x.data();
-    rows.kind = kind;
-    rows.batch_stride = x.stride(0);
-    rows.head_stride = x.stride(1);
-    rows.row_stride = x.stride(2);
-    rows.rows = static_cast<int64_t>(x.shape(2));
-    rows.dim = static_cast<int64_t>(x.shape(3));
-    return rows;
+    if (has_dtype(x, nb::dlpack::dtype_code::Float, 16))
+        kind = Kind::f16;
+    else if (has_dtype(x, nb::dlpack::dtype_code::Bfloat, 16))
+        kind = Kind::bf16;
+    else if (!has_dtype(x, nb::dlpack::dtype_code::Float, 32))
+        refuse(name, "float32, bfloat16 or float16", "another dtype");
+    return {
+        .data = x.data(),
+        .kind = kind,
+        .batch_stride = x.stride(0),
+        .head_stride = x.stride(1),
+        .row_stride = x.stride(2),
+        .batch = static_cast<int64_t>(x.shape(0)),
+        .heads = static_cast<int64_t>(x.shape(1)),
+        .rows = static_cast<int64_t>(x.shape(2)),
+        .dim = static_cast<int64_t>(x.shape(3)),
+    };
 }
 
 inline Rows rows_of(const char* name, const Tensor& x, const Shape& shape) {
     Rows rows = rows_of(name, x);
     check_shape(name, x, shape);
     return rows;
+}
+
+// Which of these rows are real: (B, N) bytes, or nothing.
+template <class Mask>
+const uint8_t* mask_of(const char* name, const Mask& mask, const Rows& rows) {
+    return data_of<uint8_t>(name, mask, {rows.batch, rows.rows});
 }
 
 // (B, H, any length) int32 with a contiguous last axis.
@@ -141,24 +153,35 @@ inline Index index_of(const char* name, const Tensor& x, int64_t batch, int64_t 
     check_rank(name, x, 3);
     check_shape(name, x, {batch, heads, static_cast<int64_t>(x.shape(2))});
     check_strides(name, x, 2);
-    return {static_cast<const int32_t*>(x.data()), x.stride(0), x.stride(1), static_cast<int64_t>(x.shape(2))};
+    return {
+        .data = static_cast<const int32_t*>(x.data()),
+        .batch_stride = x.stride(0),
+        .head_stride = x.stride(1),
+        .length = static_cast<int64_t>(x.shape(2)),
+    };
 }
 
 // Order, start, stop, and positions if there are any; or nothing at all.
-inline Segments segments_of(const char* name, const std::vector<Tensor>& parts, int64_t batch, int64_t heads, int threads) {
+inline Segments segments_of(const char* name, const std::vector<Tensor>& parts, int64_t batch, int64_t heads,
+                            int threads) {
     Segments segments;
     if (parts.empty()) return segments;
-    if (parts.size() != 3 && parts.size() != 4) refuse(name, "order, start, stop and perhaps positions", std::to_string(parts.size()) + " tensors");
-    std::string prefix = name;
-    segments.order = index_of((prefix + ".order").c_str(), parts[0], batch, heads);
-    segments.start = index_of((prefix + ".start").c_str(), parts[1], batch, heads);
-    segments.stop = index_of((prefix + ".stop").c_str(), parts[2], batch, heads);
-    check_shape((prefix + ".stop").c_str(), parts[2], {batch, heads, segments.count()});
-    check_in((prefix + ".start").c_str(), segments.count(), 0, kMostRows);
-    if (parts.size() == 4) segments.positions = data_of<int32_t>((prefix + ".positions").c_str(), parts[3], {batch, heads, segments.count()});
-    segments.batch = batch;
-    segments.heads = heads;
-    segments.threads = threads;
+    if (parts.size() != 3 && parts.size() != 4)
+        refuse(name, "order, start, stop and perhaps positions", std::to_string(parts.size()) + " tensors");
+    auto named = [&](const char* part) { return std::string(name) + "." + part; };
+    auto index = [&](const char* part, size_t at) { return index_of(named(part).c_str(), parts[at], batch, heads); };
+    segments = {
+        .order = index("order", 0),
+        .start = index("start", 1),
+        .stop = index("stop", 2),
+        .batch = batch,
+        .heads = heads,
+        .threads = threads,
+    };
+    Shape shape{batch, heads, segments.count()};
+    check_shape(named("stop").c_str(), parts[2], shape);
+    check_in(named("start").c_str(), segments.count(), 0, kMostRows);
+    if (parts.size() == 4) segments.positions = data_of<int32_t>(named("positions").c_str(), parts[3], shape);
     return segments;
 }
 
@@ -168,15 +191,18 @@ inline PairMask pair_mask_of(const char* name, const Tensor& x, const Call& call
     check_rank(name, x, 4);
     int64_t full[] = {call.batch, call.heads, call.num_queries, call.num_keys};
     bool virtual_rows[] = {false, false, call.query_means.count() > 0, call.key_means.count() > 0};
+    auto on_axis = [](int axis) { return " on axis " + std::to_string(axis); };
     PairMask mask;
     for (int axis = 0; axis < 4; axis++) {
         auto size = static_cast<int64_t>(x.shape(axis));
         if (size != 1 && (size != full[axis] || virtual_rows[axis]))
-            refuse(name, (virtual_rows[axis] ? "1" : "1 or " + std::to_string(full[axis])) + " on axis " + std::to_string(axis), std::to_string(size));
+            refuse(name, (virtual_rows[axis] ? "1" : "1 or " + std::to_string(full[axis])) + on_axis(axis),
+                   std::to_string(size));
         mask.strides[axis] = size > 1 ? x.stride(axis) : 0;
     }
     mask.is_float = has_dtype(x, nb::dlpack::dtype_code::Float, 32);
-    if (!mask.is_float && !has_dtype(x, nb::dlpack::dtype_code::UInt, 8)) refuse(name, "float32 or uint8", "another dtype");
+    if (!mask.is_float && !has_dtype(x, nb::dlpack::dtype_code::UInt, 8))
+        refuse(name, "float32 or uint8", "another dtype");
     mask.data = x.data();
     return mask;
 }

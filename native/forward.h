@@ -74,7 +74,8 @@ struct ForwardWorker {
     // Whether rows and keys are real and stand in the order of their positions.
     bool in_order(const Group& group) const {
         return group.rows[group.row_count - 1] < call.num_queries && group.keys[group.key_count - 1] < call.num_keys &&
-               std::is_sorted(group.rows, group.rows + group.row_count) && std::is_sorted(group.keys, group.keys + group.key_count);
+               std::is_sorted(group.rows, group.rows + group.row_count) &&
+               std::is_sorted(group.keys, group.keys + group.key_count);
     }
 
     int64_t visible_keys(const Group& group, int64_t row) const {
@@ -84,8 +85,7 @@ struct ForwardWorker {
 
     void run(const Group& group, const Group* next = nullptr) {
         if (!group.row_count || !group.key_count) return;
-        int64_t bh = group.batch * call.heads + group.head;
-        if (multiplicity) multiplicity->enter(bh);
+        if (multiplicity) multiplicity->enter(group.batch * call.heads + group.head);
         bool gathered = false, finite = true, ordered = call.causal && in_order(group);
         int64_t most = ordered ? kRowBlock / 4 : kRowBlock;
         for (int64_t first_row = 0; first_row < group.row_count; first_row += most) {
@@ -97,16 +97,24 @@ struct ForwardWorker {
             int64_t seen = ordered ? visible_keys(group, group.rows[first_row + row_count - 1]) : group.key_count;
             for (int64_t first_key = 0; first_key < seen; first_key += kKeyBlock) {
                 breathe();
-                int64_t key_count = std::min(kKeyBlock, group.key_count - first_key), count = std::min(key_count, seen - first_key);
+                int64_t key_count = std::min(kKeyBlock, group.key_count - first_key);
+                Block block{
+                    .group = group,
+                    .first_row = first_row,
+                    .rows = row_count,
+                    .first_key = first_key,
+                    .keys = std::min(key_count, seen - first_key),
+                };
                 if (!gathered || group.key_count > kKeyBlock) {
                     gather_keys(group, first_key, key_count);
                     finite = gather_values(group, first_key, key_count);
                     gathered = true;
                 }
-                expect_soon(next, row_count, count);
-                multiply(row_count, count, dim, Scattered{query_rows.data()}, keys, dim, scores, kKeyBlock, call.scale, &prefetch);
-                settle_scores(call, group, first_row, row_count, first_key, count, scores, kKeyBlock, multiplicity.get());
-                accumulate(group, first_row, row_count, first_key, count, finite);
+                expect_soon(next, row_count, block.keys);
+                multiply(row_count, block.keys, dim, Scattered{query_rows.data()}, keys, dim, scores, kKeyBlock,
+                         call.scale, &prefetch);
+                settle_scores(call, block, scores, multiplicity.get());
+                accumulate(block, finite);
                 next = nullptr;
             }
         }
@@ -120,47 +128,60 @@ struct ForwardWorker {
         prefetch.add(call.v, next->batch, next->key_head, next->keys, next->key_count);
         prefetch.add(call.q, next->batch, next->head, next->rows, next->row_count);
         int64_t head_size = call.q.rows * value_dim;
-        Rows sums{result.out, Kind::f32, call.heads * head_size, head_size, value_dim, call.q.rows, value_dim};
+        Rows sums{
+            .data = result.out,
+            .batch_stride = call.heads * head_size,
+            .head_stride = head_size,
+            .row_stride = value_dim,
+            .rows = call.q.rows,
+            .dim = value_dim,
+        };
         prefetch.add(sums, next->batch, next->head, next->rows, next->row_count);
         prefetch.pace((padded(keys) + value_width) / kLanes * ((rows + kMicro - 1) / kMicro));
     }
 
     // Softmax weights of a block of settled scores, added to the rows' running sums.
-    void accumulate(const Group& group, int64_t first_row, int64_t row_count, int64_t first_key, int64_t key_count,
-                    bool finite) {
-        int64_t width = padded(key_count), bh = group.batch * call.heads + group.head;
+    void accumulate(const Block& block, bool finite) {
+        int64_t width = padded(block.keys), bh = block.group.batch * call.heads + block.group.head;
+        const int32_t* key = block.key_list();
         float fades[kRowBlock];
-        for (int64_t i = 0; i < row_count; i++) {
+        for (int64_t i = 0; i < block.rows; i++) {
             float* row = scores + i * kKeyBlock;
-            int64_t at = bh * call.q.rows + group.rows[first_row + i];
+            int64_t query_row = block.query(i), at = bh * call.q.rows + query_row;
             Vec top = splat(kNone);
             for (int64_t j = 0; j < width; j += kLanes) top = max(load(row + j), top);
             // A row that has met nobody yet has total 0 (one that met NaN has not).
             bool fresh = totals[at] == 0;
             float best = std::max(result.lse[at], highest(top)), base = best == kNone ? 0.0f : best;
             float fade = fades[i] = fresh ? 0.0f : std::exp(result.lse[at] - base);
-            float mass;
-            if (finite) {
-                Vec total = splat(0);
-                for (int64_t j = 0; j < width; j += kLanes) {
-                    Vec weight = exp(load(row + j) - splat(base));
-                    total = total + weight;
-                    store(row + j, weight);
-                }
-                mass = sum(total);
-            } else {
-                mass = spread_wild(group, first_row + i, first_key, key_count, row, base, fade, at);
-            }
+            float mass = finite ? weigh(row, width, base) : spread_wild(block, i, base, fade);
             result.lse[at] = best;
             totals[at] = (fresh ? 0.0f : totals[at] * fade) + mass;
             if (call.dropout_p > 0 && finite)
-                for (int64_t j = 0; j < key_count; j++)
-                    if (row[j] != 0) row[j] *= keep(call, bh, group.rows[first_row + i], group.keys[first_key + j]);
+                for (int64_t j = 0; j < block.keys; j++)
+                    if (row[j] != 0) row[j] *= keep(call, bh, query_row, key[j]);
         }
-        if (!finite) return;
-        multiply(row_count, value_dim, key_count, Strided{scores, kKeyBlock, 1}, values, kKeyBlock, partial, value_width, 1.0f, &prefetch);
-        for (int64_t i = 0; i < row_count; i++) {
-            float* out = result.out + (bh * call.q.rows + group.rows[first_row + i]) * value_dim;
+        if (finite) add_values(block, fades);
+    }
+
+    // Scores ← exp(score − base); returns their sum.
+    static float weigh(float* row, int64_t width, float base) {
+        Vec total = splat(0);
+        for (int64_t j = 0; j < width; j += kLanes) {
+            Vec weight = exp(load(row + j) - splat(base));
+            total = total + weight;
+            store(row + j, weight);
+        }
+        return sum(total);
+    }
+
+    // out ← out · fade + weights · values.
+    void add_values(const Block& block, const float* fades) {
+        multiply(block.rows, value_dim, block.keys, Strided{scores, kKeyBlock, 1}, values, kKeyBlock, partial,
+                 value_width, 1.0f, &prefetch);
+        int64_t first = (block.group.batch * call.heads + block.group.head) * call.q.rows;
+        for (int64_t i = 0; i < block.rows; i++) {
+            float* out = result.out + (first + block.query(i)) * value_dim;
             const float* add = partial + i * value_width;
             float fade = fades[i];
             if (fade == 0)
@@ -170,32 +191,51 @@ struct ForwardWorker {
         }
     }
 
-    // The same for one row where some value is inf or NaN: a pair that does not meet contributes nothing.
-    float spread_wild(const Group& group, int64_t row_index, int64_t first_key, int64_t key_count, const float* row,
-                      float base, float fade, int64_t at) {
-        float* out = result.out + at * value_dim;
-        int64_t bh = group.batch * call.heads + group.head, query_row = group.rows[row_index];
+    // Both for one row where some value is inf or NaN: a pair that does not meet contributes nothing.
+    float spread_wild(const Block& block, int64_t i, float base, float fade) {
+        int64_t bh = block.group.batch * call.heads + block.group.head, query_row = block.query(i);
+        float* out = result.out + (bh * call.q.rows + query_row) * value_dim;
+        const float* row = scores + i * kKeyBlock;
         for (int64_t d = 0; d < value_dim; d++) out[d] = fade == 0 ? 0.0f : out[d] * fade;
         float mass = 0;
-        for (int64_t j = 0; j < key_count; j++) {
+        for (int64_t j = 0; j < block.keys; j++) {
             if (row[j] == kNone) continue;
             float weight = std::exp(row[j] - base);
             mass += weight;
-            if (call.dropout_p > 0) weight *= keep(call, bh, query_row, group.keys[first_key + j]);
+            if (call.dropout_p > 0) weight *= keep(call, bh, query_row, block.key(j));
             for (int64_t d = 0; d < value_dim; d++)
                 out[d] += weight * values[(d / kLanes) * kLanes * kKeyBlock + j * kLanes + d % kLanes];
         }
         return mass;
     }
 
+    // Once all rounds are in: queries that met nobody meet their self key, and sums become means.
+    void finish(int64_t bh) {
+        if (call.self_keys)
+            for (int64_t i = 0; i < call.num_queries; i++) {
+                bool lonely = totals[bh * call.q.rows + i] == 0;
+                result.alone[bh * call.num_queries + i] = lonely;
+                if (lonely) fall_back(bh, i);
+            }
+        for (int64_t at = bh * call.q.rows; at < (bh + 1) * call.q.rows; at++) {
+            float* out = result.out + at * value_dim;
+            float total = totals[at];
+            if (total == 0) {
+                std::fill(out, out + value_dim, 0.0f);
+                result.lse[at] = kNone;
+                continue;
+            }
+            float share = 1.0f / total;
+            for (int64_t d = 0; d < value_dim; d++) out[d] *= share;
+            result.lse[at] += std::log(total);
+        }
+    }
+
     // One query with its self key alone.
     void fall_back(int64_t bh, int64_t row) {
         int32_t query_row = static_cast<int32_t>(row);
         int32_t key = call.self_keys[(bh / call.heads) * call.num_queries + row];
-        if (key < 0) return;
-        Group group{bh / call.heads, bh % call.heads, 0, nullptr, &query_row, 1, 0, &key, 1, 0};
-        group.key_head = group.head / (call.heads / call.key_heads);
-        run(group);
+        if (key >= 0) run(alone_with(call, bh, query_row, key));
     }
 };
 
@@ -209,26 +249,6 @@ inline void forward(const Call& call, const Forward& result) {
         if (!workers[worker]) workers[worker] = std::make_unique<ForwardWorker>(call, result, totals.get());
         return *workers[worker];
     };
-    auto finish = [&](int64_t bh, ForwardWorker& worker) {
-        if (call.self_keys)
-            for (int64_t i = 0; i < call.num_queries; i++) {
-                bool lonely = totals[bh * call.q.rows + i] == 0;
-                result.alone[bh * call.num_queries + i] = lonely;
-                if (lonely) worker.fall_back(bh, i);
-            }
-        for (int64_t at = bh * call.q.rows; at < (bh + 1) * call.q.rows; at++) {
-            float* out = result.out + at * call.v.dim;
-            float total = totals[at];
-            if (total == 0) {
-                std::fill(out, out + call.v.dim, 0.0f);
-                result.lse[at] = kNone;
-                continue;
-            }
-            float share = 1.0f / total;
-            for (int64_t d = 0; d < call.v.dim; d++) out[d] *= share;
-            result.lse[at] += std::log(total);
-        }
-    };
     if (heads >= call.threads) {
         parallel_for(heads, call.threads, [&](int64_t bh, int who) {
             ForwardWorker& worker = worker_at(who);
@@ -237,20 +257,21 @@ inline void forward(const Call& call, const Forward& result) {
                     Group next = group_at(call, round, bh, std::min(g + 1, round.groups() - 1));
                     worker.run(group_at(call, round, bh, g), &next);
                 }
-            finish(bh, worker);
+            worker.finish(bh);
         });
         return;
     }
     // Few heads: share out the groups of a round, which have no query in common.
     for (auto& round : call.rounds) {
-        int64_t chunk = std::max<int64_t>(1, round.groups() / (8 * call.threads)), chunks = (round.groups() + chunk - 1) / chunk;
+        int64_t chunk = std::max<int64_t>(1, round.groups() / (8 * call.threads));
+        int64_t chunks = (round.groups() + chunk - 1) / chunk;
         parallel_for(heads * chunks, call.threads, [&](int64_t task, int who) {
             int64_t bh = task / chunks, first = task % chunks * chunk;
             for (int64_t g = first; g < std::min(first + chunk, round.groups()); g++)
                 worker_at(who).run(group_at(call, round, bh, g));
         });
     }
-    parallel_for(heads, call.threads, [&](int64_t bh, int who) { finish(bh, worker_at(who)); });
+    parallel_for(heads, call.threads, [&](int64_t bh, int who) { worker_at(who).finish(bh); });
 }
 
 }  // namespace coterie::COTERIE_ISA

@@ -62,71 +62,101 @@ bool any_hidden(const int32_t* rows, int64_t count, const uint8_t* real, int64_t
 }
 
 // One head's part of a round.
-void check_round(const Call& call, size_t r, int64_t b, int64_t h, std::vector<uint8_t>& met, Padding& padding) {
-    const Round& round = call.rounds[r];
-    std::string name = "rounds[" + std::to_string(r) + "]";
-    int64_t groups = round.groups(), query_rows = call.num_queries + call.query_means.count();
-    int64_t key_rows = call.num_keys + call.key_means.count();
-    const int32_t* offsets = round.query_offsets.at(b, h);
-    if (offsets[0] != 0) refuse(name, ".query_offsets: expected a first offset of 0, got ", offsets[0]);
-    for (int64_t g = 0; g < groups; g++)
-        if (offsets[g] > offsets[g + 1] || offsets[g + 1] > round.query_order.length)
-            refuse(name, ".query_offsets: expected 0 ≤ start ≤ stop ≤ ", round.query_order.length, ", got start ",
-                   offsets[g], ", stop ", offsets[g + 1]);
-    met.assign(query_rows, 0);
-    const int32_t* rows = round.query_order.at(b, h);
-    for (int64_t s = 0; s < offsets[groups]; s++) {
-        if (rows[s] < 0 || rows[s] >= query_rows)
-            refuse(name, ".query_order: expected indices in [0, ", query_rows, "), got ", rows[s]);
-        if (met[rows[s]]++) refuse(name, ".query_order: expected each query at most once in a round, got one 2 times");
-    }
-    for (int64_t s = 0; round.skip && s < offsets[groups]; s++) {
-        const int32_t* skip = round.skip + ((b * call.heads + h) * round.query_order.length + s) * round.skips;
-        if (!std::is_sorted(skip, skip + round.skips)) refuse(name, ".skip: expected ascending key rows, got an unsorted list");
-    }
-    const int32_t *start = round.key_start.at(b, h), *stop = round.key_stop.at(b, h);
-    const int32_t* keys = round.key_order.at(b, h);
-    int64_t checked_from = 0, checked_to = 0;  // ranges often overlap; do not check what has been checked
-    for (int64_t g = 0; g < groups; g++) {
-        breathe();
-        if (start[g] < 0 || start[g] > stop[g] || stop[g] > round.key_order.length)
-            refuse(name, ".key_start, key_stop: expected 0 ≤ start ≤ stop ≤ ", round.key_order.length,
-                   ", got start ", start[g], ", stop ", stop[g]);
-        int64_t from = start[g], to = stop[g];
-        if (from >= checked_from && from <= checked_to) {
-            from = std::max<int64_t>(from, checked_to);
-            checked_to = std::max(checked_to, to);
-        } else {
-            checked_from = from;
-            checked_to = to;
+class RoundCheck {
+public:
+    RoundCheck(const Call& call, size_t r, int64_t b, int64_t h)
+        : call_(call),
+          round_(call.rounds[r]),
+          b_(b),
+          h_(h),
+          name_("rounds[" + std::to_string(r) + "]"),
+          offsets_(round_.query_offsets.at(b, h)),
+          rows_(round_.query_order.at(b, h)) {}
+
+    void check_queries() const {
+        int64_t groups = round_.groups(), query_rows = call_.num_queries + call_.query_means.count();
+        if (offsets_[0] != 0) refuse(name_, ".query_offsets: expected a first offset of 0, got ", offsets_[0]);
+        for (int64_t g = 0; g < groups; g++)
+            if (offsets_[g] > offsets_[g + 1] || offsets_[g + 1] > round_.query_order.length)
+                refuse(name_, ".query_offsets: expected 0 ≤ start ≤ stop ≤ ", round_.query_order.length, ", got start ",
+                       offsets_[g], ", stop ", offsets_[g + 1]);
+        std::vector<uint8_t> met(query_rows, 0);
+        for (int64_t s = 0; s < offsets_[groups]; s++) {
+            if (rows_[s] < 0 || rows_[s] >= query_rows)
+                refuse(name_, ".query_order: expected indices in [0, ", query_rows, "), got ", rows_[s]);
+            if (met[rows_[s]]++)
+                refuse(name_, ".query_order: expected each query at most once in a round, got one 2 times");
         }
-        for (int64_t s = from; s < to; s++)
-            if (keys[s] < 0 || keys[s] >= key_rows)
-                refuse(name, ".key_order: expected indices in [0, ", key_rows, "), got ", keys[s]);
-        if (call.key_mask && any_hidden(keys + from, to - from, call.key_mask + b * call.num_keys, call.num_keys))
-            padding.keys.store(true, std::memory_order_relaxed);
-        // A group without keys may hold anybody.
-        if (call.query_mask && start[g] < stop[g] &&
-            any_hidden(rows + offsets[g], offsets[g + 1] - offsets[g], call.query_mask + b * call.num_queries, call.num_queries))
-            padding.queries.store(true, std::memory_order_relaxed);
+        for (int64_t s = 0; round_.skip && s < offsets_[groups]; s++) {
+            const int32_t* skip =
+                round_.skip + ((b_ * call_.heads + h_) * round_.query_order.length + s) * round_.skips;
+            if (!std::is_sorted(skip, skip + round_.skips))
+                refuse(name_, ".skip: expected ascending key rows, got an unsorted list");
+        }
     }
-}
+
+    // Notes, too, whether the groups hold padding. The queries must have been checked.
+    void check_keys(Padding& padding) const {
+        int64_t key_rows = call_.num_keys + call_.key_means.count();
+        const int32_t *start = round_.key_start.at(b_, h_), *stop = round_.key_stop.at(b_, h_);
+        const int32_t* keys = round_.key_order.at(b_, h_);
+        int64_t checked_from = 0, checked_to = 0;  // ranges often overlap; do not check what has been checked
+        for (int64_t g = 0; g < round_.groups(); g++) {
+            breathe();
+            if (start[g] < 0 || start[g] > stop[g] || stop[g] > round_.key_order.length)
+                refuse(name_, ".key_start, key_stop: expected 0 ≤ start ≤ stop ≤ ", round_.key_order.length,
+                       ", got start ", start[g], ", stop ", stop[g]);
+            int64_t from = start[g], to = stop[g];
+            if (from >= checked_from && from <= checked_to) {
+                from = std::max<int64_t>(from, checked_to);
+                checked_to = std::max(checked_to, to);
+            } else {
+                checked_from = from;
+                checked_to = to;
+            }
+            for (int64_t s = from; s < to; s++)
+                if (keys[s] < 0 || keys[s] >= key_rows)
+                    refuse(name_, ".key_order: expected indices in [0, ", key_rows, "), got ", keys[s]);
+            if (call_.key_mask &&
+                any_hidden(keys + from, to - from, call_.key_mask + b_ * call_.num_keys, call_.num_keys))
+                padding.keys.store(true, std::memory_order_relaxed);
+            // A group without keys may hold anybody.
+            if (call_.query_mask && start[g] < stop[g] && holds_padding(g))
+                padding.queries.store(true, std::memory_order_relaxed);
+        }
+    }
+
+private:
+    bool holds_padding(int64_t g) const {
+        const uint8_t* real = call_.query_mask + b_ * call_.num_queries;
+        return any_hidden(rows_ + offsets_[g], offsets_[g + 1] - offsets_[g], real, call_.num_queries);
+    }
+
+    const Call& call_;
+    const Round& round_;
+    int64_t b_, h_;
+    std::string name_;
+    const int32_t *offsets_, *rows_;
+};
 
 // Every segment must lie in `order`, and every row in [0, rows). A mean cannot leave out what a mask hides.
-void check_segments(const char* name, const Segments& segments, int64_t rows, const char* mask = "", const uint8_t* real = nullptr) {
+void check_segments(const char* name, const Segments& segments, int64_t rows, const char* mask = "",
+                    const uint8_t* real = nullptr) {
     parallel_for(segments.count() ? segments.batch * segments.heads : 0, segments.threads, [&](int64_t bh, int) {
         int64_t b = bh / segments.heads, h = bh % segments.heads;
-        const int32_t *start = segments.start.at(b, h), *stop = segments.stop.at(b, h), *order = segments.order.at(b, h);
+        const int32_t *start = segments.start.at(b, h), *stop = segments.stop.at(b, h);
+        const int32_t* order = segments.order.at(b, h);
         for (int64_t s = 0; s < segments.count(); s++) {
             breathe();
             if (start[s] < 0 || start[s] > stop[s] || stop[s] > segments.order.length)
-                refuse(name, ".start, stop: expected 0 ≤ start ≤ stop ≤ ", segments.order.length, ", got start ", start[s],
-                       ", stop ", stop[s]);
+                refuse(name, ".start, stop: expected 0 ≤ start ≤ stop ≤ ", segments.order.length, ", got start ",
+                       start[s], ", stop ", stop[s]);
             for (int64_t i = start[s]; i < stop[s]; i++)
                 if (order[i] < 0 || order[i] >= rows)
                     refuse(name, ".order: expected indices in [0, ", rows, "), got ", order[i]);
             if (real && any_hidden(order + start[s], stop[s] - start[s], real + b * rows, rows))
-                refuse(mask, ": expected to be the mask that the plan's means were made with, got one that hides a row of a mean");
+                refuse(mask, ": expected to be the mask that the plan's means were made with, ",
+                       "got one that hides a row of a mean");
         }
     });
 }
@@ -158,7 +188,6 @@ private:
         means.reset(new float[segments.batch * segments.heads * segments.count() * rows.dim]);
         kernels().means(segments, rows, means.get());
         rows.means = means.get();
-        rows.heads = segments.heads;
         rows.own = rows.rows;
         rows.rows += segments.count();
     }
@@ -178,8 +207,11 @@ void adopt_team(Team team) {
 void check_plan(Call& call) {
     Padding padding;
     parallel_for(call.batch * call.heads, call.threads, [&](int64_t bh, int) {
-        std::vector<uint8_t> met;
-        for (size_t r = 0; r < call.rounds.size(); r++) check_round(call, r, bh / call.heads, bh % call.heads, met, padding);
+        for (size_t r = 0; r < call.rounds.size(); r++) {
+            RoundCheck check(call, r, bh / call.heads, bh % call.heads);
+            check.check_queries();
+            check.check_keys(padding);
+        }
     });
     if (call.self_keys)
         for (int64_t i = 0; i < call.batch * call.num_queries; i++) {
@@ -197,12 +229,13 @@ void check_plan(Call& call) {
 }
 
 void check_parts(const KmeansCall& call) {
-    for (int64_t b = 0; b < call.batch; b++) {
+    for (int64_t b = 0; b < call.x.batch; b++) {
         const int32_t *start = call.start + b * call.parts, *stop = call.stop + b * call.parts;
         int64_t before = 0;
         for (int64_t p = 0; p < call.parts; before = stop[p++])
             if (start[p] < before || start[p] > stop[p] || stop[p] > call.slots)
-                refuse("parts: expected ", before, " ≤ start ≤ stop ≤ ", call.slots, ", got start ", start[p], ", stop ", stop[p]);
+                refuse("parts: expected ", before, " ≤ start ≤ stop ≤ ", call.slots, ", got start ", start[p],
+                       ", stop ", stop[p]);
         for (int64_t i = 0; i < before; i++)
             if (int32_t row = call.order[b * call.slots + i]; row < 0 || row >= call.x.rows)
                 refuse("parts.order: expected indices in [0, ", call.x.rows, "), got ", row);
@@ -211,18 +244,20 @@ void check_parts(const KmeansCall& call) {
 
 void check_near(const NearCall& call) {
     check_segments("clusters", call.clusters, call.k.rows);
-    for (int64_t bh = 0; bh < call.batch * call.key_heads && call.clusters.count(); bh++) {
-        const int32_t *start = call.clusters.start.at(bh / call.key_heads, bh % call.key_heads);
-        const int32_t *stop = call.clusters.stop.at(bh / call.key_heads, bh % call.key_heads);
+    for (int64_t bh = 0; bh < call.k.batch * call.k.heads && call.clusters.count(); bh++) {
+        const int32_t* start = call.clusters.start.at(bh / call.k.heads, bh % call.k.heads);
+        const int32_t* stop = call.clusters.stop.at(bh / call.k.heads, bh % call.k.heads);
         for (int64_t s = 0; s < call.clusters.count(); s++)
-            if (stop[s] - start[s] > call.k.rows) refuse("clusters: expected at most ", call.k.rows, " keys, got ", stop[s] - start[s]);
+            if (stop[s] - start[s] > call.k.rows)
+                refuse("clusters: expected at most ", call.k.rows, " keys, got ", stop[s] - start[s]);
     }
-    if (call.chunks ? call.groups % call.chunks : call.groups) refuse("visible: expected a chunk for equally many of the ", call.groups, " groups, got ", call.chunks);
-    for (int64_t i = 0; i < call.batch * call.chunks; i++) {
-        if (call.seen[i] < 0 || call.seen[i] > call.visible_width)
-            refuse("seen: expected at most ", call.visible_width, ", got ", call.seen[i]);
-        for (int64_t v = call.visible_width - call.seen[i]; v < call.visible_width; v++)
-            if (int32_t id = call.visible[i * call.visible_width + v]; id < 0 || id >= call.clusters.count())
+    if (call.chunks ? call.groups % call.chunks : call.groups)
+        refuse("visible: expected a chunk for equally many of the ", call.groups, " groups, got ", call.chunks);
+    for (int64_t i = 0; i < call.k.batch * call.chunks; i++) {
+        if (call.seen[i] < 0 || call.seen[i] > call.width)
+            refuse("seen: expected at most ", call.width, ", got ", call.seen[i]);
+        for (int64_t v = call.width - call.seen[i]; v < call.width; v++)
+            if (int32_t id = call.visible[i * call.width + v]; id < 0 || id >= call.clusters.count())
                 refuse("visible: expected indices in [0, ", call.clusters.count(), "), got ", id);
     }
 }
@@ -240,7 +275,8 @@ void run_backward(Call& call, Backward& result) {
     auto make_room = [&](Gradient& gradient, const Segments& segments, int64_t heads) {
         int64_t size = gradient.own_rows * gradient.dim;
         prefer_large_pages(gradient.own, call.batch * heads * size * int64_t(sizeof(float)));
-        parallel_for(call.batch * heads, call.threads, [&](int64_t bh, int) { std::fill_n(gradient.own + bh * size, size, 0.0f); });
+        parallel_for(call.batch * heads, call.threads,
+                     [&](int64_t bh, int) { std::fill_n(gradient.own + bh * size, size, 0.0f); });
         gradient.mean_rows = segments.count();
         gradient.means.assign(segments.batch * segments.heads * segments.count() * gradient.dim, 0.0f);
     };

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "candidates.h"
-#include "draws.h"
+#include "kmeans_starts.h"
 
 namespace coterie::COTERIE_ISA {
 
@@ -13,9 +13,15 @@ namespace coterie::COTERIE_ISA {
 class Points {
 public:
     Points(const KmeansCall& call, int64_t b, int64_t h, int64_t part)
-        : call_(call), b_(b), h_(h), rows_(call.order + b * call.slots + call.start[b * call.parts + part]),
-          size_(call.stop[b * call.parts + part] - call.start[b * call.parts + part]), pointers_(size_), lengths_(size_),
-          scratch_(call.x.dim), exact_(call.x.dim) {
+        : call_(call),
+          b_(b),
+          h_(h),
+          rows_(call.order + b * call.slots + call.start[b * call.parts + part]),
+          size_(call.stop[b * call.parts + part] - call.start[b * call.parts + part]),
+          pointers_(size_),
+          lengths_(size_),
+          scratch_(call.x.dim),
+          exact_(call.x.dim) {
         int64_t dim = call.x.dim;
         for (int64_t i = 0; i < size_; i++) {
             bool in_place = call.x.kind_at(rows_[i]) == Kind::f32 && !call.unit;
@@ -67,8 +73,15 @@ private:
 class Nearest {
 public:
     Nearest(Points& points, Candidates& centroids)
-        : points_(points), centroids_(centroids), dim_(centroids.dim), stride_(padded(centroids.count)),
-          scores_(kRowBlock * stride_), half_(stride_), exact_half_(centroids.count), row_(dim_), block_(kRowBlock) {}
+        : points_(points),
+          centroids_(centroids),
+          dim_(centroids.dim),
+          stride_(padded(centroids.count)),
+          scores_(kRowBlock * stride_),
+          half_(stride_),
+          exact_half_(centroids.count),
+          row_(dim_),
+          block_(kRowBlock) {}
 
     // For the points chosen[0 … n), or the first n.
     void assign(const int64_t* chosen, int64_t n, std::vector<int64_t>& labels) {
@@ -97,7 +110,8 @@ private:
             store(s + c, each);
             top = max(each, top);
         }
-        float best = highest(top), slack = 2 * doubt(points_.length_of(point) + centroids_.longest, centroids_.longest, dim_);
+        float best = highest(top),
+              slack = 2 * doubt(points_.length_of(point) + centroids_.longest, centroids_.longest, dim_);
         float limit = std::isfinite(best) && std::isfinite(slack) ? best - slack : -INFINITY;
         int64_t label = -1;
         float nearest = INFINITY;
@@ -106,7 +120,8 @@ private:
             return static_cast<float>(exact_half_[c] - dot(row_.data(), centroids_.exact.data() + c * dim_, dim_));
         };
         for (int64_t c = 0; c < stride_; c += kLanes)
-            for (uint32_t close = limit == -INFINITY ? 0xFFFFu : at_least(load(s + c), limit); close; close &= close - 1) {
+            for (uint32_t close = limit == -INFINITY ? 0xFFFFu : at_least(load(s + c), limit); close;
+                 close &= close - 1) {
                 int64_t at = c + std::countr_zero(close);
                 if (at >= centroids_.count) break;
                 if (label < 0) {
@@ -131,54 +146,60 @@ private:
     std::vector<const float*> block_;
 };
 
+// Lloyd's iterations on the points chosen[0 … n), or the first n. An empty cluster keeps its centroid.
+inline void train(Points& points, const int64_t* chosen, int64_t n, int64_t iterations, Nearest& nearest,
+                  Candidates& centroids) {
+    std::vector<int64_t> label, before, counts;
+    std::vector<double> sums;
+    int64_t dim = centroids.dim;
+    for (int64_t step = 0; step < iterations; step++) {
+        before.swap(label);
+        nearest.assign(chosen, n, label);
+        if (step && before == label) break;  // a fixed point: nothing would change any more
+        sums.assign(centroids.count * dim, 0);
+        counts.assign(centroids.count, 0);
+        for (int64_t i = 0; i < n; i++) {
+            counts[label[i]]++;
+            points.add_to(chosen ? chosen[i] : i, sums.data() + label[i] * dim);
+        }
+        for (int64_t c = 0; c < centroids.count; c++)
+            for (int64_t d = 0; d < dim && counts[c]; d++)
+                centroids.exact[c * dim + d] = sums[c * dim + d] / double(counts[c]);
+    }
+}
+
 inline void kmeans(const KmeansCall& call, int64_t* labels, double* centroids) {
-    int64_t dim = call.x.dim, rows = call.x.rows;
-    std::fill(labels, labels + call.batch * call.heads * rows, 0);
-    parallel_for(call.batch * call.heads * call.parts, call.threads, [&](int64_t task, int) {
-        int64_t part = task % call.parts, bh = task / call.parts, b = bh / call.heads, h = bh % call.heads;
-        int64_t at = bh * call.parts + part, capacity = call.clusters;
-        int64_t draw = call.per_head ? h : 0;
+    int64_t heads = call.x.heads, dim = call.x.dim, rows = call.x.rows, capacity = call.clusters;
+    std::fill(labels, labels + call.x.batch * heads * rows, 0);
+    parallel_for(call.x.batch * heads * call.parts, call.threads, [&](int64_t at, int) {
+        int64_t part = at % call.parts, bh = at / call.parts, b = bh / heads, h = bh % heads;
+        int64_t drawn = call.per_head ? h : 0, used = capacity;
+        if (call.counts) used = std::clamp<int64_t>(call.counts[b * call.parts + part], 0, capacity);
         Points points(call, b, h, part);
-        int64_t n = points.size(), used = call.counts ? std::clamp<int64_t>(call.counts[b * call.parts + part], 0, capacity) : capacity;
+        int64_t n = points.size();
         double* result = centroids + at * capacity * dim;
         if (call.given) {
             std::copy_n(call.given + at * capacity * dim, capacity * dim, result);
         } else {
             std::fill(result, result + capacity * dim, 0.0);
             if (n) {
-                auto chosen = one_of_each_span(kStarts, n, capacity, used, draw, call.seed, call.layer);
-                for (int64_t c = 0; c < capacity; c++) points.read(chosen[c], result + c * dim);
+                auto starts = one_of_each_span(call.draws, kStarts, drawn, n, capacity, used);
+                for (int64_t c = 0; c < capacity; c++) points.read(starts[c], result + c * dim);
             }
         }
         if (!n || !used) return;
         Candidates centers(used, dim);
         std::copy_n(result, used * dim, centers.exact.data());
-
-        std::vector<int64_t> sample;
-        int64_t train = n;
-        if (call.sample && call.sample * used < n) {
-            train = call.sample * used;
-            sample = one_of_each_span(kSample, n, train, train, draw, call.seed, call.layer);
-        }
-        const int64_t* trained = sample.empty() ? nullptr : sample.data();
-        std::vector<int64_t> label, before, counts;
-        std::vector<double> sums;
         Nearest nearest(points, centers);
-        for (int64_t step = 0; step < call.iterations; step++) {
-            before.swap(label);
-            nearest.assign(trained, train, label);
-            if (step && before == label) break;  // a fixed point: nothing would change any more
-            sums.assign(used * dim, 0);
-            counts.assign(used, 0);
-            for (int64_t i = 0; i < train; i++) {
-                counts[label[i]]++;
-                points.add_to(trained ? trained[i] : i, sums.data() + label[i] * dim);
-            }
-            for (int64_t c = 0; c < used; c++)
-                for (int64_t d = 0; d < dim && counts[c]; d++) centers.exact[c * dim + d] = sums[c * dim + d] / double(counts[c]);
+        if (int64_t most = call.sample * used; call.sample && most < n) {
+            auto sample = one_of_each_span(call.draws, kSample, drawn, n, most, most);
+            train(points, sample.data(), most, call.iterations, nearest, centers);
+        } else {
+            train(points, nullptr, n, call.iterations, nearest, centers);
         }
         if (call.unit)
             for (int64_t c = 0; c < used; c++) scale_to_unit(centers.exact.data() + c * dim, dim);
+        std::vector<int64_t> label;
         nearest.assign(nullptr, n, label);
         for (int64_t i = 0; i < n; i++) labels[bh * rows + points.row(i)] = label[i];
         std::copy_n(centers.exact.data(), used * dim, result);
@@ -187,8 +208,8 @@ inline void kmeans(const KmeansCall& call, int64_t* labels, double* centroids) {
 
 // The mean of the real members of each cluster, (clusters × dim) float64; an empty one is 0.
 inline void cluster_means(const MeansCall& call, const int64_t* labels, double* means) {
-    parallel_for(call.batch * call.heads, call.threads, [&](int64_t bh, int) {
-        int64_t b = bh / call.heads, h = bh % call.heads, dim = call.x.dim;
+    parallel_for(call.x.batch * call.x.heads, call.threads, [&](int64_t bh, int) {
+        int64_t b = bh / call.x.heads, h = bh % call.x.heads, dim = call.x.dim;
         double* sums = means + bh * call.clusters * dim;
         std::vector<int64_t> sizes(call.clusters, 0);
         std::vector<double> row(dim);

@@ -44,8 +44,9 @@ inline void micro_of(int64_t rows, int64_t depth, Left a, float scale, const flo
     if constexpr (M > 1) micro_of<M - 1>(rows, depth, a, scale, panel, c, c_stride);
 }
 
-// C (rows × width) = scale · A (rows × depth) · B (depth × width). B is panels with room for `b_rows` rows; C is row after
-// row with room for padded(width) columns. Rows are shared out evenly: 4 and 4 keep the arithmetic busier than 6 and 2.
+// C (rows × width) = scale · A (rows × depth) · B (depth × width). B is panels with room for `b_rows` rows; C is row
+// after row with room for padded(width) columns. Rows are shared out evenly: 4 and 4 keep the arithmetic busier than 6
+// and 2.
 template <class Left>
 inline void multiply(int64_t rows, int64_t width, int64_t depth, Left a, const float* b, int64_t b_rows, float* c,
                      int64_t c_stride, float scale = 1, Prefetch* prefetch = nullptr) {

@@ -10,7 +10,8 @@ inline void means(const Segments& segments, const Rows& x, float* result) {
     int64_t count = segments.count();
     parallel_for(segments.batch * segments.heads, segments.threads, [&](int64_t bh, int) {
         int64_t b = bh / segments.heads, h = bh % segments.heads;
-        const int32_t *start = segments.start.at(b, h), *stop = segments.stop.at(b, h), *order = segments.order.at(b, h);
+        const int32_t *start = segments.start.at(b, h), *stop = segments.stop.at(b, h);
+        const int32_t* order = segments.order.at(b, h);
         std::vector<float> row(x.dim);
         int64_t period = 1;  // a list of segments is often given twice over
         while (period < count && (start[period] != start[0] || stop[period] != stop[0])) period++;
@@ -37,7 +38,8 @@ inline void means_backward(const Segments& segments, Gradient& gradient) {
     int64_t count = segments.count(), dim = gradient.dim;
     parallel_for(segments.batch * segments.heads, segments.threads, [&](int64_t bh, int) {
         int64_t b = bh / segments.heads, h = bh % segments.heads;
-        const int32_t *start = segments.start.at(b, h), *stop = segments.stop.at(b, h), *order = segments.order.at(b, h);
+        const int32_t *start = segments.start.at(b, h), *stop = segments.stop.at(b, h);
+        const int32_t* order = segments.order.at(b, h);
         for (int64_t s = 0; s < count; s++) {
             breathe();
             const float* mean = gradient.row(bh, gradient.own_rows + s);

@@ -51,125 +51,150 @@ struct Settings {
     int64_t seed, threads;
 };
 
-static std::vector<Round> rounds_of(const Tensors& t, const Call& call) {
+static int64_t size_of(const Tensor& x, size_t axis) { return static_cast<int64_t>(x.shape(axis)); }
+
+static void check_count(const char* name, const std::vector<Tensor>& tensors, size_t wanted) {
+    if (tensors.size() != wanted) refuse(name, std::to_string(wanted) + " tensors", std::to_string(tensors.size()));
+}
+
+static Round round_of(const std::string& prefix, const Tensor* parts, int64_t batch, int64_t heads) {
+    auto part = [&](const char* name, size_t at) { return index_of((prefix + name).c_str(), parts[at], batch, heads); };
+    Round round{
+        .query_order = part("query_order", 0),
+        .query_offsets = part("query_offsets", 1),
+        .key_order = part("key_order", 2),
+        .key_start = part("key_start", 3),
+        .key_stop = part("key_stop", 4),
+    };
+    check_shape((prefix + "query_offsets").c_str(), parts[1], {batch, heads, round.groups() + 1});
+    check_shape((prefix + "key_stop").c_str(), parts[4], {batch, heads, round.groups()});
+    return round;
+}
+
+static std::vector<Round> rounds_of(const Tensors& t, int64_t batch, int64_t heads) {
     size_t count = t.layout.size() / 5, bias = 0, skip = 0;
     if (t.layout.size() % 5) refuse("layout", "5 numbers a round", std::to_string(t.layout.size()));
-    if (t.rounds.size() != 5 * count) refuse("rounds", std::to_string(5 * count) + " tensors", std::to_string(t.rounds.size()));
     for (size_t r = 0; r < count; r++) bias += t.layout[5 * r] != 0, skip += t.layout[5 * r + 1] != 0;
-    if (t.biases.size() != bias) refuse("biases", std::to_string(bias) + " tensors", std::to_string(t.biases.size()));
-    if (t.skips.size() != skip) refuse("skips", std::to_string(skip) + " tensors", std::to_string(t.skips.size()));
+    check_count("rounds", t.rounds, 5 * count);
+    check_count("biases", t.biases, bias);
+    check_count("skips", t.skips, skip);
     bias = skip = 0;
-    std::vector<Round> rounds(count);
+    std::vector<Round> rounds;
     for (size_t r = 0; r < count; r++) {
-        Round& round = rounds[r];
+        const int64_t* layout = t.layout.data() + 5 * r;
         std::string prefix = "rounds[" + std::to_string(r) + "].";
-        auto part = [&](const char* name, size_t at) { return index_of((prefix + name).c_str(), t.rounds[5 * r + at], call.batch, call.heads); };
-        auto same_groups = [&](const char* name, size_t at, int64_t wanted) {
-            check_shape((prefix + name).c_str(), t.rounds[5 * r + at], {call.batch, call.heads, wanted});
-        };
-        round.query_order = part("query_order", 0);
-        round.query_offsets = part("query_offsets", 1);
-        round.key_order = part("key_order", 2);
-        round.key_start = part("key_start", 3);
-        round.key_stop = part("key_stop", 4);
-        same_groups("query_offsets", 1, round.groups() + 1);
-        same_groups("key_stop", 4, round.groups());
-        if (t.layout[5 * r]) round.bias = data_of<float>((prefix + "bias").c_str(), t.biases[bias++], {call.batch, call.heads, round.key_order.length});
-        if (t.layout[5 * r + 1]) {
+        Round round = round_of(prefix, t.rounds.data() + 5 * r, batch, heads);
+        if (layout[0])
+            round.bias =
+                data_of<float>((prefix + "bias").c_str(), t.biases[bias++], {batch, heads, round.key_order.length});
+        if (layout[1]) {
             const Tensor& lists = t.skips[skip++];
             check_rank((prefix + "skip").c_str(), lists, 4);
-            round.skips = static_cast<int64_t>(lists.shape(3));
-            round.skip = data_of<int32_t>((prefix + "skip").c_str(), lists, {call.batch, call.heads, round.query_order.length, round.skips});
+            round.skips = size_of(lists, 3);
+            round.skip = data_of<int32_t>((prefix + "skip").c_str(), lists,
+                                          {batch, heads, round.query_order.length, round.skips});
         }
-        if (t.layout[5 * r + 2]) round.window(t.layout[5 * r + 3], t.layout[5 * r + 4]);
+        if (layout[2]) round.window(layout[3], layout[4]);
+        rounds.push_back(round);
     }
     return rounds;
 }
 
 static Call call_of(const Tensors& t, const Settings& settings) {
-    Call call;
-    call.q = rows_of("q", t.q);
-    call.k = rows_of("k", t.k);
-    call.v = rows_of("v", t.v);
-    call.batch = static_cast<int64_t>(t.q.shape(0));
-    call.heads = static_cast<int64_t>(t.q.shape(1));
-    call.key_heads = static_cast<int64_t>(t.k.shape(1));
-    call.num_queries = call.q.rows;
-    call.num_keys = call.k.rows;
-    call.threads = check_threads(settings.threads);
-    check_shape("k", t.k, {call.batch, call.key_heads, call.num_keys, call.q.dim});
-    check_shape("v", t.v, {call.batch, call.key_heads, call.num_keys, call.v.dim});
-    check_heads("q", call.heads, call.key_heads);
-    call.rounds = rounds_of(t, call);
-    call.offset = data_of<int32_t>("offset", t.offset, {call.batch});
-    call.self_keys = data_of<int32_t>("self_keys", t.self_keys, {call.batch, call.num_queries});
-    call.key_mask = data_of<uint8_t>("key_mask", t.key_mask, {call.batch, call.num_keys});
-    call.query_mask = data_of<uint8_t>("query_mask", t.query_mask, {call.batch, call.num_queries});
-    call.query_means = segments_of("query_means", t.query_means, call.batch, call.heads, call.threads);
-    call.key_means = segments_of("key_means", t.key_means, call.batch, call.key_heads, call.threads);
-    bool placed = settings.causal || std::any_of(call.rounds.begin(), call.rounds.end(), [](const Round& r) { return r.windowed; });
+    Rows q = rows_of("q", t.q), k = rows_of("k", t.k), v = rows_of("v", t.v);
+    int threads = check_threads(settings.threads);
+    check_shape("k", t.k, {q.batch, k.heads, k.rows, q.dim});
+    check_shape("v", t.v, {q.batch, k.heads, k.rows, v.dim});
+    check_heads("q", q.heads, k.heads);
+    Call call{
+        .batch = q.batch,
+        .heads = q.heads,
+        .key_heads = k.heads,
+        .num_queries = q.rows,
+        .num_keys = k.rows,
+        .threads = threads,
+        .q = q,
+        .k = k,
+        .v = v,
+        .rounds = rounds_of(t, q.batch, q.heads),
+        .offset = data_of<int32_t>("offset", t.offset, {q.batch}),
+        .self_keys = data_of<int32_t>("self_keys", t.self_keys, {q.batch, q.rows}),
+        .key_mask = mask_of("key_mask", t.key_mask, k),
+        .query_mask = mask_of("query_mask", t.query_mask, q),
+        .query_means = segments_of("query_means", t.query_means, q.batch, q.heads, threads),
+        .key_means = segments_of("key_means", t.key_means, q.batch, k.heads, threads),
+        .causal = settings.causal,
+        .once = settings.once,
+        .scale = static_cast<float>(settings.scale),
+        .dropout_p = settings.dropout_p,
+        .seed = static_cast<uint64_t>(settings.seed),
+    };
+    auto windowed = [](const Round& round) { return round.windowed; };
+    bool placed = call.causal || std::any_of(call.rounds.begin(), call.rounds.end(), windowed);
     if (placed && t.query_means.size() == 3) refuse("query_means", "positions in a causal or windowed plan", "none");
     if (placed && t.key_means.size() == 3) refuse("key_means", "positions in a causal or windowed plan", "none");
     if (t.mask) call.mask = pair_mask_of("mask", *t.mask, call);
     if (!std::isfinite(settings.scale)) refuse("scale", "a finite number", std::to_string(settings.scale));
-    if (!(settings.dropout_p >= 0 && settings.dropout_p <= 1)) refuse("dropout_p", "a probability", std::to_string(settings.dropout_p));
-    call.causal = settings.causal;
-    call.once = settings.once;
-    call.scale = static_cast<float>(settings.scale);
-    call.dropout_p = settings.dropout_p;
-    call.seed = static_cast<uint64_t>(settings.seed);
+    if (!(settings.dropout_p >= 0 && settings.dropout_p <= 1))
+        refuse("dropout_p", "a probability", std::to_string(settings.dropout_p));
     return call;
 }
 
 // What forward gives and backward takes.
-struct Results {
-    float *out, *lse;
-    uint8_t* alone;
-    Shape shape;  // of out
-};
-
-static Results results_of(const Call& call, bool self_keys, const Tensor& out, const Tensor& lse, const std::optional<Tensor>& alone) {
+static Forward results_of(const Call& call, const Tensors& t, const Tensor& out, const Tensor& lse,
+                          const std::optional<Tensor>& alone) {
     int64_t rows = call.num_queries + call.query_means.count();
-    Shape shape{call.batch, call.heads, rows, call.v.dim};
-    if (self_keys && !alone) refuse("alone", "a tensor, as there are self_keys", "nothing");
-    if (!self_keys && alone) refuse("alone", "nothing, as there are no self_keys", "a tensor");
-    return {data_of<float>("out", out, shape), data_of<float>("lse", lse, {call.batch, call.heads, rows}),
-            data_of<uint8_t>("alone", alone, {call.batch, call.heads, call.num_queries}), shape};
+    if (t.self_keys && !alone) refuse("alone", "a tensor, as there are self_keys", "nothing");
+    if (!t.self_keys && alone) refuse("alone", "nothing, as there are no self_keys", "a tensor");
+    return {
+        .out = data_of<float>("out", out, {call.batch, call.heads, rows, call.v.dim}),
+        .lse = data_of<float>("lse", lse, {call.batch, call.heads, rows}),
+        .alone = data_of<uint8_t>("alone", alone, {call.batch, call.heads, call.num_queries}),
+    };
 }
 
 static Gradient gradient_of(const char* name, const Tensor& x, const Tensor& of) {
-    return {data_of<float>(name, x, shape_of(of)), static_cast<int64_t>(of.shape(2)), static_cast<int64_t>(of.shape(3)), {}, 0};
+    return {.own = data_of<float>(name, x, shape_of(of)), .own_rows = size_of(of, 2), .dim = size_of(of, 3)};
 }
 
-static void forward(const Tensors& t, const Settings& settings, const Tensor& out, const Tensor& lse, const std::optional<Tensor>& alone) {
+static void forward(const Tensors& t, const Settings& settings, const Tensor& out, const Tensor& lse,
+                    const std::optional<Tensor>& alone) {
     Call call = call_of(t, settings);
-    Results results = results_of(call, t.self_keys.has_value(), out, lse, alone);
+    Forward result = results_of(call, t, out, lse, alone);
     Working working;
-    run_forward(call, {results.out, results.lse, results.alone});
+    run_forward(call, result);
 }
 
-static void backward(const Tensors& t, const Settings& settings, const Tensor& out, const Tensor& lse, const std::optional<Tensor>& alone,
-                     const Tensor& grad_out, const Tensor& grad_lse, const Tensor& grad_q, const Tensor& grad_k, const Tensor& grad_v,
+static void backward(const Tensors& t, const Settings& settings, const Tensor& out, const Tensor& lse,
+                     const std::optional<Tensor>& alone, const Tensor& grad_out, const Tensor& grad_lse,
+                     const Tensor& grad_q, const Tensor& grad_k, const Tensor& grad_v,
                      const std::optional<Tensor>& grad_mask) {
     Call call = call_of(t, settings);
-    Results results = results_of(call, t.self_keys.has_value(), out, lse, alone);
-    Backward result{results.out, results.lse, results.alone, rows_of("grad_out", grad_out, results.shape),
-                    data_of<float>("grad_lse", grad_lse, shape_of(lse)), gradient_of("grad_q", grad_q, t.q),
-                    gradient_of("grad_k", grad_k, t.k), gradient_of("grad_v", grad_v, t.v), nullptr, {}};
+    Backward result{
+        .forward = results_of(call, t, out, lse, alone),
+        .grad_out = rows_of("grad_out", grad_out, shape_of(out)),
+        .grad_lse = data_of<float>("grad_lse", grad_lse, shape_of(lse)),
+        .q = gradient_of("grad_q", grad_q, t.q),
+        .k = gradient_of("grad_k", grad_k, t.k),
+        .v = gradient_of("grad_v", grad_v, t.v),
+    };
     if (grad_mask) {
         if (!t.mask || !call.mask.is_float) refuse("grad_mask", "nothing, as there is no float mask", "a tensor");
         result.grad_mask = data_of<float>("grad_mask", *grad_mask, shape_of(*t.mask));
-        for (int axis = 0; axis < 4; axis++) result.grad_mask_strides[axis] = grad_mask->shape(axis) > 1 ? grad_mask->stride(axis) : 0;
+        for (int axis = 0; axis < 4; axis++)
+            result.grad_mask_strides[axis] = grad_mask->shape(axis) > 1 ? grad_mask->stride(axis) : 0;
     }
     Working working;
     run_backward(call, result);
 }
 
+static Draws draws_of(int64_t seed, int64_t layer) { return {.seed = static_cast<uint64_t>(seed), .layer = layer}; }
+
 // The lists of a tensor whose last axis is what is ordered; `mask` is for every one of its elements.
 static OrderShape lists_of(const char* name, const Tensor& x) {
     if (!x.ndim()) refuse(name, "at least 1 dimension", "0");
-    int64_t length = check_in(name, static_cast<int64_t>(x.shape(x.ndim() - 1)), 0, kMostRows);
-    return {length ? static_cast<int64_t>(x.size()) / length : 0, length};
+    int64_t length = check_in(name, size_of(x, x.ndim() - 1), 0, kMostRows);
+    return {.lists = length ? static_cast<int64_t>(x.size()) / length : 0, .length = length};
 }
 
 static void order_by(const Tensor& scores, const Tensor& mask, const Tensor& order, int64_t threads) {
@@ -189,7 +214,8 @@ static void check_labels(const int64_t* labels, const uint8_t* real, int64_t cou
             refuse("labels", "numbers below " + std::to_string(groups), std::to_string(labels[i]));
 }
 
-static void group_by(const Tensor& labels, const Tensor& mask, int64_t groups, const Tensor& order, const Tensor& offsets, int64_t threads) {
+static void group_by(const Tensor& labels, const Tensor& mask, int64_t groups, const Tensor& order,
+                     const Tensor& offsets, int64_t threads) {
     OrderShape lists = lists_of("labels", labels);
     Shape shape = shape_of(labels), bounds = shape;
     bounds.back() = check_in("groups", groups, 0, kMostRows) + 1;
@@ -204,203 +230,213 @@ static void group_by(const Tensor& labels, const Tensor& mask, int64_t groups, c
     kernels().planning.group_by(label, real, lists, groups, to, starts, team);
 }
 
-static void smyrf_orders(const Tensor& q, const Tensor& k, const Tensor& query_mask, const Tensor& key_mask, const Tensor& groups,
-                         int64_t rounds, int64_t transform, bool buckets, int64_t seed, int64_t layer, int64_t threads,
-                         const Tensor& query_order, const Tensor& key_order) {
-    HashCall call;
-    call.q = rows_of("q", q);
-    call.batch = static_cast<int64_t>(q.shape(0));
-    call.heads = static_cast<int64_t>(q.shape(1));
-    call.k = rows_of("k", k);
-    call.key_heads = static_cast<int64_t>(k.shape(1));
-    check_shape("k", k, {call.batch, call.key_heads, call.k.rows, call.q.dim});
-    check_heads("q", call.heads, call.key_heads);
-    call.query_mask = data_of<uint8_t>("query_mask", query_mask, {call.batch, call.q.rows});
-    call.key_mask = data_of<uint8_t>("key_mask", key_mask, {call.batch, call.k.rows});
-    call.groups = data_of<int64_t>("groups", groups, {call.batch});
-    call.rounds = check_in("rounds", rounds, 0, kMostParts);
-    call.transform = static_cast<int>(check_in("transform", transform, 0, 4));
-    call.buckets = buckets;
-    call.seed = static_cast<uint64_t>(seed);
-    call.layer = layer;
-    call.threads = check_threads(threads);
-    auto* queries = data_of<int32_t>("query_order", query_order, {call.batch, call.heads, rounds, call.q.rows});
-    auto* keys = data_of<int32_t>("key_order", key_order, {call.batch, call.heads, rounds, call.k.rows});
+static void smyrf_orders(const Tensor& q, const Tensor& k, const Tensor& query_mask, const Tensor& key_mask,
+                         const Tensor& groups, int64_t rounds, int64_t transform, bool e2lsh, int64_t seed,
+                         int64_t layer, int64_t threads, const Tensor& query_order, const Tensor& key_order) {
+    Rows queries = rows_of("q", q), keys = rows_of("k", k);
+    check_shape("k", k, {queries.batch, keys.heads, keys.rows, queries.dim});
+    check_heads("q", queries.heads, keys.heads);
+    HashCall call{
+        .q = queries,
+        .k = keys,
+        .query_mask = mask_of("query_mask", query_mask, queries),
+        .key_mask = mask_of("key_mask", key_mask, keys),
+        .groups = data_of<int64_t>("groups", groups, {queries.batch}),
+        .rounds = check_in("rounds", rounds, 0, kMostParts),
+        .transform = static_cast<int>(check_in("transform", transform, 0, 4)),
+        .buckets = e2lsh,
+        .draws = draws_of(seed, layer),
+        .threads = check_threads(threads),
+    };
+    auto* of_queries =
+        data_of<int32_t>("query_order", query_order, {queries.batch, queries.heads, rounds, queries.rows});
+    auto* of_keys = data_of<int32_t>("key_order", key_order, {queries.batch, queries.heads, rounds, keys.rows});
     Working working;
-    kernels().planning.smyrf_orders(call, queries, keys);
+    kernels().planning.smyrf_orders(call, of_queries, of_keys);
 }
 
-static void kmeans(const Tensor& x, const Tensor& order, const Tensor& start, const Tensor& stop, const std::optional<Tensor>& counts,
-                   const std::optional<Tensor>& given, int64_t clusters, int64_t iterations, int64_t sample, bool unit, bool per_head,
-                   int64_t seed, int64_t layer, int64_t threads, const Tensor& labels, const Tensor& centroids) {
-    KmeansCall call;
-    call.x = rows_of("x", x);
+static void cross_polytope(const Tensor& x, const Tensor& mask, const Tensor& columns, int64_t heads, int64_t rounds,
+                           int64_t seed, int64_t layer, int64_t threads, const Tensor& buckets) {
+    Rows rows = rows_of("x", x);
+    check_in("heads", heads, 0, kMostRows);
+    check_heads("heads", heads, rows.heads);
+    PolytopeCall call{
+        .x = rows,
+        .heads = heads,
+        .rounds = check_in("rounds", rounds, 0, kMostParts),
+        .mask = mask_of("mask", mask, rows),
+        .columns = data_of<int64_t>("columns", columns, {rows.batch}),
+        .draws = draws_of(seed, layer),
+        .threads = check_threads(threads),
+    };
+    for (int64_t b = 0; b < rows.batch; b++) check_in("columns", call.columns[b], 0, kMostParts);
+    auto* to = data_of<int64_t>("buckets", buckets, {rows.batch, heads, rounds, rows.rows});
+    Working working;
+    kernels().planning.cross_polytope(call, to);
+}
+
+static void kmeans(const Tensor& x, const Tensor& order, const Tensor& start, const Tensor& stop,
+                   const std::optional<Tensor>& counts, const std::optional<Tensor>& given, int64_t clusters,
+                   int64_t iterations, int64_t sample, bool unit, bool per_head, int64_t seed, int64_t layer,
+                   int64_t threads, const Tensor& labels, const Tensor& centroids) {
+    Rows rows = rows_of("x", x);
     check_rank("order", order, 2);
     check_rank("start", start, 2);
-    call.batch = static_cast<int64_t>(x.shape(0));
-    call.heads = static_cast<int64_t>(x.shape(1));
-    call.slots = static_cast<int64_t>(order.shape(1));
-    call.parts = check_in("start", static_cast<int64_t>(start.shape(1)), 0, kMostRows);
-    call.clusters = check_in("clusters", clusters, 1, kMostParts);
-    call.iterations = check_in("iterations", iterations, 0, INT32_MAX);
-    call.sample = check_in("sample", sample, 0, INT32_MAX);
-    Shape centers{call.batch, call.heads, call.parts * clusters, call.x.dim};
-    call.order = data_of<int32_t>("order", order, {call.batch, call.slots});
-    call.start = data_of<int32_t>("start", start, {call.batch, call.parts});
-    call.stop = data_of<int32_t>("stop", stop, {call.batch, call.parts});
-    call.counts = data_of<int64_t>("counts", counts, {call.batch, call.parts});
-    call.given = data_of<double>("centroids", given, centers);
-    call.unit = unit;
-    call.per_head = per_head;
-    call.seed = static_cast<uint64_t>(seed);
-    call.layer = layer;
-    call.threads = check_threads(threads);
-    auto* label = data_of<int64_t>("labels", labels, {call.batch, call.heads, call.x.rows});
+    int64_t slots = size_of(order, 1), parts = check_in("start", size_of(start, 1), 0, kMostRows);
+    check_in("clusters", clusters, 1, kMostParts);
+    Shape centers{rows.batch, rows.heads, parts * clusters, rows.dim};
+    KmeansCall call{
+        .x = rows,
+        .slots = slots,
+        .parts = parts,
+        .clusters = clusters,
+        .iterations = check_in("iterations", iterations, 0, INT32_MAX),
+        .sample = check_in("sample", sample, 0, INT32_MAX),
+        .order = data_of<int32_t>("order", order, {rows.batch, slots}),
+        .start = data_of<int32_t>("start", start, {rows.batch, parts}),
+        .stop = data_of<int32_t>("stop", stop, {rows.batch, parts}),
+        .counts = data_of<int64_t>("counts", counts, {rows.batch, parts}),
+        .given = data_of<double>("centroids", given, centers),
+        .unit = unit,
+        .per_head = per_head,
+        .draws = draws_of(seed, layer),
+        .threads = check_threads(threads),
+    };
+    auto* label = data_of<int64_t>("labels", labels, {rows.batch, rows.heads, rows.rows});
     auto* center = data_of<double>("centroids", centroids, centers);
     Working working;
     check_parts(call);
     kernels().planning.kmeans(call, label, center);
 }
 
-static void hamming_kmeans(const Tensor& x, const Tensor& mask, int64_t clusters, int64_t iterations, int64_t bits, int64_t seed,
-                           int64_t layer, int64_t threads, const Tensor& labels) {
+static void hamming_kmeans(const Tensor& x, const Tensor& mask, int64_t clusters, int64_t iterations, int64_t bits,
+                           int64_t seed, int64_t layer, int64_t threads, const Tensor& labels) {
     Rows rows = rows_of("x", x);
-    HammingCall call;
-    call.batch = static_cast<int64_t>(x.shape(0));
-    call.heads = static_cast<int64_t>(x.shape(1));
-    call.rows = rows.rows;
-    call.dim = rows.dim;
-    call.clusters = check_in("clusters", clusters, 1, kMostParts);
-    call.iterations = check_in("iterations", iterations, 0, INT32_MAX);
-    call.bits = check_in("bits", bits, 1, kMostParts);
+    HammingCall call{
+        .x = rows,
+        .clusters = check_in("clusters", clusters, 1, kMostParts),
+        .iterations = check_in("iterations", iterations, 0, INT32_MAX),
+        .bits = check_in("bits", bits, 1, kMostParts),
+        .mask = mask_of("mask", mask, rows),
+        .draws = draws_of(seed, layer),
+        .threads = check_threads(threads),
+    };
     check_in("clusters * bits", clusters * bits, 1, int64_t{1} << 30);
-    call.mask = data_of<uint8_t>("mask", mask, {call.batch, call.rows});
-    call.seed = static_cast<uint64_t>(seed);
-    call.layer = layer;
-    call.threads = check_threads(threads);
-    auto* label = data_of<int64_t>("labels", labels, {call.batch, call.heads, call.rows});
+    auto* label = data_of<int64_t>("labels", labels, {rows.batch, rows.heads, rows.rows});
     Working working;
-    kernels().planning.hamming_kmeans(call, rows, label);
+    kernels().planning.hamming_kmeans(call, label);
 }
 
-static void cluster_means(const Tensor& x, const Tensor& mask, const Tensor& labels, int64_t clusters, int64_t threads, const Tensor& means) {
-    MeansCall call;
-    call.x = rows_of("x", x);
-    call.batch = static_cast<int64_t>(x.shape(0));
-    call.heads = static_cast<int64_t>(x.shape(1));
-    call.clusters = check_in("clusters", clusters, 0, kMostParts);
-    call.mask = data_of<uint8_t>("mask", mask, {call.batch, call.x.rows});
-    call.threads = check_threads(threads);
-    auto* label = data_of<int64_t>("labels", labels, {call.batch, call.heads, call.x.rows});
-    auto* to = data_of<double>("means", means, {call.batch, call.heads, clusters, call.x.dim});
+static void cluster_means(const Tensor& x, const Tensor& mask, const Tensor& labels, int64_t clusters, int64_t threads,
+                          const Tensor& means) {
+    Rows rows = rows_of("x", x);
+    MeansCall call{
+        .x = rows,
+        .clusters = check_in("clusters", clusters, 0, kMostParts),
+        .mask = mask_of("mask", mask, rows),
+        .threads = check_threads(threads),
+    };
+    auto* label = data_of<int64_t>("labels", labels, {rows.batch, rows.heads, rows.rows});
+    auto* to = data_of<double>("means", means, {rows.batch, rows.heads, clusters, rows.dim});
     check_labels(label, nullptr, static_cast<int64_t>(labels.size()), clusters);
     Working working;
     kernels().planning.cluster_means(call, label, to);
 }
 
-static void top_keys(const Tensor& queries, const Tensor& k, const Tensor& mask, const std::optional<Tensor>& limits, int64_t count,
-                     bool unit, int64_t threads, const Tensor& top) {
-    TopCall call;
-    call.k = rows_of("k", k);
+// What stands for groups of queries, (batch, heads, groups, dim) float64, beside the keys that it is compared with.
+static const double* queries_of(const Tensor& queries, const Rows& keys) {
+    auto* data = data_of<double>("queries", queries, {keys.batch, size_of(queries, 1), size_of(queries, 2), keys.dim});
+    check_heads("queries", size_of(queries, 1), keys.heads);
+    return data;
+}
+
+static void top_keys(const Tensor& queries, const Tensor& k, const Tensor& mask, const std::optional<Tensor>& limits,
+                     int64_t count, bool unit, int64_t threads, const Tensor& top) {
+    Rows keys = rows_of("k", k);
     check_rank("queries", queries, 4);
-    call.batch = static_cast<int64_t>(k.shape(0));
-    call.key_heads = static_cast<int64_t>(k.shape(1));
-    call.heads = static_cast<int64_t>(queries.shape(1));
-    call.queries = static_cast<int64_t>(queries.shape(2));
-    call.count = check_in("count", count, 0, kMostRows);
-    auto* query = data_of<double>("queries", queries, {call.batch, call.heads, call.queries, call.k.dim});
-    check_heads("queries", call.heads, call.key_heads);
-    call.mask = data_of<uint8_t>("mask", mask, {call.batch, call.k.rows});
-    call.limits = data_of<int64_t>("limits", limits, {call.batch, call.queries});
-    call.unit = unit;
-    call.threads = check_threads(threads);
-    auto* to = data_of<int64_t>("top", top, {call.batch, call.heads, call.queries, count});
+    check_in("count", count, 0, kMostRows);
+    const double* query = queries_of(queries, keys);
+    TopCall call{
+        .k = keys,
+        .heads = size_of(queries, 1),
+        .queries = size_of(queries, 2),
+        .count = count,
+        .mask = mask_of("mask", mask, keys),
+        .limits = data_of<int64_t>("limits", limits, {keys.batch, size_of(queries, 2)}),
+        .unit = unit,
+        .threads = check_threads(threads),
+    };
+    auto* to = data_of<int64_t>("top", top, {keys.batch, call.heads, call.queries, count});
     Working working;
     kernels().planning.top_keys(call, query, to);
 }
 
-static void near_keys(const Tensor& queries, const Tensor& k, const std::vector<Tensor>& clusters, const Tensor& visible,
-                      const Tensor& seen, int64_t near, int64_t reach, int64_t threads, const Tensor& met, const Tensor& bias) {
-    NearCall call;
-    call.k = rows_of("k", k);
+static void near_keys(const Tensor& queries, const Tensor& k, const std::vector<Tensor>& clusters,
+                      const Tensor& visible, const Tensor& seen, int64_t near, int64_t reach, int64_t threads,
+                      const Tensor& met, const Tensor& bias) {
+    Rows keys = rows_of("k", k);
     check_rank("queries", queries, 4);
     check_rank("visible", visible, 3);
-    call.batch = static_cast<int64_t>(k.shape(0));
-    call.key_heads = static_cast<int64_t>(k.shape(1));
-    call.heads = static_cast<int64_t>(queries.shape(1));
-    call.groups = static_cast<int64_t>(queries.shape(2));
-    call.chunks = static_cast<int64_t>(visible.shape(1));
-    call.visible_width = check_in("visible", static_cast<int64_t>(visible.shape(2)), 0, kMostRows);
-    call.near = check_in("near", near, 0, kMostRows);
-    call.reach = check_in("reach", reach, std::max<int64_t>(1, near), INT64_MAX);
-    call.threads = check_threads(threads);
-    auto* query = data_of<double>("queries", queries, {call.batch, call.heads, call.groups, call.k.dim});
-    check_heads("queries", call.heads, call.key_heads);
+    int64_t chunks = size_of(visible, 1), width = check_in("visible", size_of(visible, 2), 0, kMostRows);
+    check_in("near", near, 0, kMostRows);
+    check_in("reach", reach, std::max<int64_t>(1, near), INT64_MAX);
+    int team = check_threads(threads);
+    const double* query = queries_of(queries, keys);
     if (clusters.empty()) refuse("clusters", "order, start and stop", "nothing");
-    call.clusters = segments_of("clusters", clusters, call.batch, call.key_heads, call.threads);
-    call.visible = data_of<int32_t>("visible", visible, {call.batch, call.chunks, call.visible_width});
-    call.seen = data_of<int32_t>("seen", seen, {call.batch, call.chunks});
-    Shape shape{call.batch, call.heads, call.groups, call.visible_width + near};
-    auto* to = data_of<int32_t>("met", met, shape);
+    NearCall call{
+        .k = keys,
+        .heads = size_of(queries, 1),
+        .groups = size_of(queries, 2),
+        .chunks = chunks,
+        .width = width,
+        .near = near,
+        .reach = reach,
+        .clusters = segments_of("clusters", clusters, keys.batch, keys.heads, team),
+        .visible = data_of<int32_t>("visible", visible, {keys.batch, chunks, width}),
+        .seen = data_of<int32_t>("seen", seen, {keys.batch, chunks}),
+        .threads = team,
+    };
+    Shape shape{keys.batch, call.heads, call.groups, width + near};
+    auto* rows = data_of<int32_t>("met", met, shape);
     auto* biases = data_of<float>("bias", bias, shape);
     Working working;
     check_near(call);
-    kernels().planning.near_keys(call, query, to, biases);
-}
-
-static void cross_polytope(const Tensor& x, const Tensor& mask, const Tensor& columns, int64_t heads, int64_t rounds, int64_t seed,
-                           int64_t layer, int64_t threads, const Tensor& buckets) {
-    PolytopeCall call;
-    call.x = rows_of("x", x);
-    call.batch = static_cast<int64_t>(x.shape(0));
-    call.row_heads = static_cast<int64_t>(x.shape(1));
-    call.heads = check_in("heads", heads, 0, kMostRows);
-    check_heads("heads", heads, call.row_heads);
-    call.rounds = check_in("rounds", rounds, 0, kMostParts);
-    call.mask = data_of<uint8_t>("mask", mask, {call.batch, call.x.rows});
-    call.columns = data_of<int64_t>("columns", columns, {call.batch});
-    for (int64_t b = 0; b < call.batch; b++) check_in("columns", call.columns[b], 0, kMostParts);
-    call.seed = static_cast<uint64_t>(seed);
-    call.layer = layer;
-    call.threads = check_threads(threads);
-    auto* to = data_of<int64_t>("buckets", buckets, {call.batch, heads, rounds, call.x.rows});
-    Working working;
-    kernels().planning.cross_polytope(call, to);
+    kernels().planning.near_keys(call, query, rows, biases);
 }
 
 NB_MODULE(_native, m) {
+    using namespace nb::literals;
+    using Maybe = std::optional<Tensor>;
+    using Several = std::vector<Tensor>;
     nb::exception<Malformed>(m, "Malformed", PyExc_ValueError);
     nb::class_<Tensors>(m, "Tensors")
-        .def(nb::init<Tensor, Tensor, Tensor, std::vector<Tensor>, std::vector<Tensor>, std::vector<Tensor>, std::vector<int64_t>, Tensor,
-                      std::optional<Tensor>, std::vector<Tensor>, std::vector<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
-                      std::optional<Tensor>>(),
-             nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("rounds"), nb::arg("biases"), nb::arg("skips"),
-             nb::arg("layout"), nb::arg("offset"), nb::arg("self_keys").none(), nb::arg("query_means"),
-             nb::arg("key_means"), nb::arg("mask").none(), nb::arg("key_mask").none(), nb::arg("query_mask").none());
+        .def(nb::init<Tensor, Tensor, Tensor, Several, Several, Several, std::vector<int64_t>, Tensor, Maybe, Several,
+                      Several, Maybe, Maybe, Maybe>(),
+             "q"_a, "k"_a, "v"_a, "rounds"_a, "biases"_a, "skips"_a, "layout"_a, "offset"_a, "self_keys"_a.none(),
+             "query_means"_a, "key_means"_a, "mask"_a.none(), "key_mask"_a.none(), "query_mask"_a.none());
     nb::class_<Settings>(m, "Settings")
-        .def(nb::init<bool, bool, double, double, int64_t, int64_t>(), nb::arg("causal"), nb::arg("once"), nb::arg("scale"),
-             nb::arg("dropout_p"), nb::arg("seed"), nb::arg("threads"));
-    m.def("forward", forward, nb::arg("tensors"), nb::arg("settings"), nb::arg("out"), nb::arg("lse"), nb::arg("alone").none());
-    m.def("backward", backward, nb::arg("tensors"), nb::arg("settings"), nb::arg("out"), nb::arg("lse"), nb::arg("alone").none(),
-          nb::arg("grad_out"), nb::arg("grad_lse"), nb::arg("grad_q"), nb::arg("grad_k"), nb::arg("grad_v"), nb::arg("grad_mask").none());
+        .def(nb::init<bool, bool, double, double, int64_t, int64_t>(), "causal"_a, "once"_a, "scale"_a, "dropout_p"_a,
+             "seed"_a, "threads"_a);
+    m.def("forward", forward, "tensors"_a, "settings"_a, "out"_a, "lse"_a, "alone"_a.none());
+    m.def("backward", backward, "tensors"_a, "settings"_a, "out"_a, "lse"_a, "alone"_a.none(), "grad_out"_a,
+          "grad_lse"_a, "grad_q"_a, "grad_k"_a, "grad_v"_a, "grad_mask"_a.none());
     m.def("adopt_team", [](uintptr_t address) { adopt_team(reinterpret_cast<Team>(address)); });
     m.def("instruction_set", [] { return std::string(kernels().name); });
 
-    m.def("order_by", order_by, nb::arg("scores"), nb::arg("mask"), nb::arg("order"), nb::arg("threads"));
-    m.def("group_by", group_by, nb::arg("labels"), nb::arg("mask"), nb::arg("groups"), nb::arg("order"), nb::arg("offsets"), nb::arg("threads"));
-    m.def("smyrf_orders", smyrf_orders, nb::arg("q"), nb::arg("k"), nb::arg("query_mask"), nb::arg("key_mask"), nb::arg("groups"),
-          nb::arg("rounds"), nb::arg("transform"), nb::arg("buckets"), nb::arg("seed"), nb::arg("layer"), nb::arg("threads"),
-          nb::arg("query_order"), nb::arg("key_order"));
-    m.def("kmeans", kmeans, nb::arg("x"), nb::arg("order"), nb::arg("start"), nb::arg("stop"), nb::arg("counts").none(),
-          nb::arg("given").none(), nb::arg("clusters"), nb::arg("iterations"), nb::arg("sample"), nb::arg("unit"), nb::arg("per_head"),
-          nb::arg("seed"), nb::arg("layer"), nb::arg("threads"), nb::arg("labels"), nb::arg("centroids"));
-    m.def("hamming_kmeans", hamming_kmeans, nb::arg("x"), nb::arg("mask"), nb::arg("clusters"), nb::arg("iterations"), nb::arg("bits"),
-          nb::arg("seed"), nb::arg("layer"), nb::arg("threads"), nb::arg("labels"));
-    m.def("cluster_means", cluster_means, nb::arg("x"), nb::arg("mask"), nb::arg("labels"), nb::arg("clusters"), nb::arg("threads"), nb::arg("means"));
-    m.def("top_keys", top_keys, nb::arg("queries"), nb::arg("k"), nb::arg("mask"), nb::arg("limits").none(), nb::arg("count"),
-          nb::arg("unit"), nb::arg("threads"), nb::arg("top"));
-    m.def("near_keys", near_keys, nb::arg("queries"), nb::arg("k"), nb::arg("clusters"), nb::arg("visible"), nb::arg("seen"),
-          nb::arg("near"), nb::arg("reach"), nb::arg("threads"), nb::arg("met"), nb::arg("bias"));
-    m.def("cross_polytope", cross_polytope, nb::arg("x"), nb::arg("mask"), nb::arg("columns"), nb::arg("heads"), nb::arg("rounds"),
-          nb::arg("seed"), nb::arg("layer"), nb::arg("threads"), nb::arg("buckets"));
+    m.def("order_by", order_by, "scores"_a, "mask"_a, "order"_a, "threads"_a);
+    m.def("group_by", group_by, "labels"_a, "mask"_a, "groups"_a, "order"_a, "offsets"_a, "threads"_a);
+    m.def("smyrf_orders", smyrf_orders, "q"_a, "k"_a, "query_mask"_a, "key_mask"_a, "groups"_a, "rounds"_a,
+          "transform"_a, "e2lsh"_a, "seed"_a, "layer"_a, "threads"_a, "query_order"_a, "key_order"_a);
+    m.def("cross_polytope", cross_polytope, "x"_a, "mask"_a, "columns"_a, "heads"_a, "rounds"_a, "seed"_a, "layer"_a,
+          "threads"_a, "buckets"_a);
+    m.def("kmeans", kmeans, "x"_a, "order"_a, "start"_a, "stop"_a, "counts"_a.none(), "given"_a.none(), "clusters"_a,
+          "iterations"_a, "sample"_a, "unit"_a, "per_head"_a, "seed"_a, "layer"_a, "threads"_a, "labels"_a,
+          "centroids"_a);
+    m.def("hamming_kmeans", hamming_kmeans, "x"_a, "mask"_a, "clusters"_a, "iterations"_a, "bits"_a, "seed"_a,
+          "layer"_a, "threads"_a, "labels"_a);
+    m.def("cluster_means", cluster_means, "x"_a, "mask"_a, "labels"_a, "clusters"_a, "threads"_a, "means"_a);
+    m.def("top_keys", top_keys, "queries"_a, "k"_a, "mask"_a, "limits"_a.none(), "count"_a, "unit"_a, "threads"_a,
+          "top"_a);
+    m.def("near_keys", near_keys, "queries"_a, "k"_a, "clusters"_a, "visible"_a, "seen"_a, "near"_a, "reach"_a,
+          "threads"_a, "met"_a, "bias"_a);
 }

@@ -1,4 +1,4 @@
-// The best keys of groups of queries, searched in the clusters whose means score best.
+// The best keys of groups of queries, searched in the clusters whose means or outliers score best.
 #pragma once
 
 #include <algorithm>
@@ -6,74 +6,9 @@
 #include <memory>
 #include <vector>
 
-#include "candidates.h"
-#include "pages.h"
+#include "near_faces.h"
 
 namespace coterie::COTERIE_ISA {
-
-// What stands for the clusters of each key head when they are ranked: the mean, and the outlier, which is the key that is
-// farthest from it.
-struct Faces {
-    Pages<double> means;  // (batch, key heads, clusters, dim)
-    std::vector<int32_t> outliers;  // (batch, key heads, clusters): which key
-    Pages<float> rough;  // (batch, key heads, clusters, 2, dim): mean and outlier in float32
-    std::vector<double> longest;  // (batch, key heads): the length of the longest key; NaN if some number is not finite
-
-    explicit Faces(const NearCall& call)
-        : means(call.batch * call.key_heads * call.clusters.count() * call.k.dim),
-          outliers(call.batch * call.key_heads * call.clusters.count()), rough(2 * means.size()),
-          longest(call.batch * call.key_heads) {
-        parallel_for(call.batch * call.key_heads, call.threads, [&](int64_t bh, int) { head(call, bh); });
-    }
-
-    void head(const NearCall& call, int64_t bh) {
-        int64_t b = bh / call.key_heads, h = bh % call.key_heads, dim = call.k.dim, count = call.clusters.count();
-        const int32_t *order = call.clusters.order.at(b, h), *start = call.clusters.start.at(b, h), *stop = call.clusters.stop.at(b, h);
-        std::vector<double> row(dim);
-        std::vector<float> scratch(dim);
-        double top = 0;
-        for (int64_t c = 0; c < count; c++) {
-            breathe();
-            double* mean = means.data() + (bh * count + c) * dim;
-            float* both = rough.data() + (bh * count + c) * 2 * dim;
-            for (int64_t i = start[c]; i < stop[c]; i++) {
-                const float* key = fetch(call.k, b, h, order[i], scratch.data());
-                double size = length(key, dim);
-                if (std::isfinite(size)) {
-                    for (int64_t d = 0; d < dim; d++) mean[d] += key[d];
-                    if (size > top) top = size;  // stays NaN once it is
-                } else {
-                    read_double(call.k, b, h, order[i], scratch.data(), row.data());
-                    for (int64_t d = 0; d < dim; d++) mean[d] += row[d];
-                    top = NAN;
-                }
-            }
-            for (int64_t d = 0; d < dim; d++) mean[d] /= double(std::max(1, stop[c] - start[c]));
-            float farthest = -1;
-            for (int64_t i = start[c]; i < stop[c]; i++) {
-                read_double(call.k, b, h, order[i], scratch.data(), row.data());
-                float far = rounded(squared_distance(row.data(), mean, dim));
-                if (far > farthest) {
-                    farthest = far;
-                    outliers[bh * count + c] = order[i];
-                    std::copy(row.begin(), row.end(), both + dim);
-                }
-            }
-            std::copy(mean, mean + dim, both);
-        }
-        longest[bh] = top;
-    }
-
-    static double squared_distance(const double* a, const double* b, int64_t n) {
-        double lanes[8] = {0};
-        int64_t i = 0;
-        for (; i + 8 <= n; i += 8)
-            for (int l = 0; l < 8; l++) lanes[l] += (a[i + l] - b[i + l]) * (a[i + l] - b[i + l]);
-        double total = ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) + ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
-        for (; i < n; i++) total += (a[i] - b[i]) * (a[i] - b[i]);
-        return total;
-    }
-};
 
 // The n-th largest of many numbers, by halving the interval that it is in; −inf entries do not count.
 inline float nth_largest(const float* x, int64_t padded_size, int64_t n) {
@@ -109,178 +44,235 @@ inline float nth_largest(const float* x, int64_t padded_size, int64_t n) {
     return -highest(splat(0) - least);
 }
 
-// A batch of groups of one head. They say which clusters they search; then each cluster is multiplied with all groups
-// that search it; then each group picks.
-class NearWorker {
-public:
-    NearWorker(const NearCall& call, const double* queries, const Faces& faces, const float* logs, int32_t* met, float* bias)
-        : call_(call), queries_(queries), faces_(faces), logs_(logs), met_(met), bias_(bias), dim_(call.k.dim),
-          width_(call.visible_width), share_(call.groups / call.chunks), query_(padded(share_) * dim_), panels_(kKeyBlock * dim_), wide_(kKeyBlock * dim_), block_(kRowBlock * kKeyBlock),
-          pointers_(kKeyBlock), rows_(kRowBlock), scratch_(dim_), key_(dim_) {}
+using Scored = std::pair<float, int64_t>;
 
-    void batch(int64_t b, int64_t h, int64_t first, int64_t count) {
-        b_ = b;
-        hk_ = h / (call_.heads / call_.key_heads);
-        first_ = (b * call_.heads + h) * call_.groups + first;
-        searches_.clear();
-        begin_.assign(1, 0);
-        rough_.assign(queries_ + first_ * dim_, queries_ + (first_ + count) * dim_);
-        for (int64_t g = 0; g < count; g += share_) {
-            breathe();
-            look(first + g);
-            if (call_.near && total_ > call_.reach) like(g);
-            for (int64_t each = g; each < g + share_; each++) choose(each, each - g);
-        }
-        score(count);
-        for (int64_t g = 0; g < count; g++) {
-            breathe();
-            look(first + g);
-            int32_t* met = met_ + (first_ + g) * (width_ + call_.near);
-            float* bias = bias_ + (first_ + g) * (width_ + call_.near);
-            std::fill_n(met + width_, call_.near, 0);
-            std::fill_n(bias + width_, call_.near, 0.0f);
-            if (int64_t wanted = std::min(call_.near, total_)) pick(g, wanted, met + width_);
-            for (int64_t slot = 0; slot < width_; slot++) {
-                met[slot] = static_cast<int32_t>(call_.k.rows) + (slot < hidden_ ? 0 : visible_[slot]);
-                bias[slot] = logs_[left_[slot]];
-            }
-        }
+// The keys of one key head, and what stands for their clusters.
+struct NearHead {
+    const NearCall& call;
+    const Faces& faces;
+    HeadRows keys;
+
+    int64_t index() const { return keys.batch * call.k.heads + keys.head; }
+    int64_t face(int64_t cluster) const { return index() * call.clusters.count() + cluster; }
+    const int32_t* members(int64_t cluster) const {
+        return call.clusters.order.at(keys.batch, keys.head) + call.clusters.start.at(keys.batch, keys.head)[cluster];
     }
 
-private:
-    using Scored = std::pair<float, int64_t>;
+    // By how much two float32 products with a query may differ and yet be in the wrong order.
+    float slack(const double* query) const {
+        return 2 * doubt(std::sqrt(dot(query, query, call.k.dim)), faces.longest[index()], call.k.dim);
+    }
+    double product(const double* query, int64_t key) { return dot(query, keys.exact(key), call.k.dim); }
+};
+
+// The clusters that the groups of a chunk see: those in the slots from `hidden` on.
+struct View {
+    const int32_t* clusters = nullptr;
+    int64_t hidden = 0;
+    int64_t total = 0;  // of the keys in them
+    std::vector<int32_t> left{};  // of the keys of each, once some are picked
+
+    void look(const NearHead& head, int64_t chunk) {
+        const NearCall& call = head.call;
+        int64_t at = head.keys.batch * call.chunks + chunk;
+        hidden = call.width - call.seen[at];
+        clusters = call.visible + at * call.width;
+        const int32_t* start = call.clusters.start.at(head.keys.batch, head.keys.head);
+        const int32_t* stop = call.clusters.stop.at(head.keys.batch, head.keys.head);
+        left.assign(call.width, 0);
+        total = 0;
+        for (int64_t slot = hidden; slot < call.width; slot++)
+            total += left[slot] = stop[clusters[slot]] - start[clusters[slot]];
+    }
+};
+
+// Which clusters each group of a batch searches, and the float32 products of its query with their keys.
+struct Searches {
     struct Search {
         int32_t group, slot, cluster, size;
         int64_t at;  // of the scores of the cluster's keys
     };
+    struct Span {
+        int64_t first, last;  // of a group's searches
+        int64_t begin, end;  // of its scores; up to a multiple of kLanes, those behind are −inf
+    };
+    std::vector<Search> all{};
+    std::vector<Span> groups{};
+    std::vector<float> scores{};
 
-    const int32_t* members(int64_t cluster) const {
-        return call_.clusters.order.at(b_, hk_) + call_.clusters.start.at(b_, hk_)[cluster];
+    void clear() {
+        all.clear();
+        groups.clear();
     }
-    double longest() const { return faces_.longest[b_ * call_.key_heads + hk_]; }
+    int64_t room() const { return groups.empty() ? 0 : padded(groups.back().end); }
+    void add_group() {
+        auto first = static_cast<int64_t>(all.size());
+        groups.push_back({.first = first, .last = first, .begin = room(), .end = room()});
+    }
+    // For the last group.
+    void add(int64_t slot, int32_t cluster, int32_t size) {
+        Span& mine = groups.back();
+        all.push_back({
+            .group = static_cast<int32_t>(groups.size() - 1),
+            .slot = static_cast<int32_t>(slot),
+            .cluster = cluster,
+            .size = size,
+            .at = mine.end,
+        });
+        mine.end += size;
+        mine.last++;
+    }
+};
 
-    // What a group sees.
-    void look(int64_t g) {
-        int64_t c = g / share_;
-        hidden_ = width_ - call_.seen[b_ * call_.chunks + c];
-        visible_ = call_.visible + (b_ * call_.chunks + c) * width_;
-        const int32_t *start = call_.clusters.start.at(b_, hk_), *stop = call_.clusters.stop.at(b_, hk_);
-        left_.assign(width_, 0);
-        total_ = 0;
-        for (int64_t slot = hidden_; slot < width_; slot++) total_ += left_[slot] = stop[visible_[slot]] - start[visible_[slot]];
-    }
+// Which of the clusters in view a group likes best.
+class Ranking {
+public:
+    Ranking(int64_t share, int64_t dim) : lanes_(padded(share)), panels_(lanes_ * dim) {}
 
     // How much the groups of a chunk like the clusters that they see, in float32: (visible × groups).
-    void like(int64_t g) {
-        int64_t head = (b_ * call_.key_heads + hk_) * call_.clusters.count(), lanes = padded(share_), seen = width_ - hidden_;
-        std::vector<const float*> rows(std::max(share_, 2 * seen));
-        for (int64_t each = 0; each < share_; each++) rows[each] = rough_.data() + (g + each) * dim_;
-        transpose_to_panels(rows.data(), share_, dim_, query_);
+    void like(const NearHead& head, const View& view, const float* queries) {
+        int64_t share = head.call.share(), dim = head.call.k.dim, seen = head.call.width - view.hidden;
+        rows_.resize(std::max(share, 2 * seen));
+        for (int64_t each = 0; each < share; each++) rows_[each] = queries + each * dim;
+        transpose_to_panels(rows_.data(), share, dim, panels_);
         for (int64_t j = 0; j < 2 * seen; j++)
-            rows[j] = faces_.rough.data() + ((head + visible_[hidden_ + j / 2]) * 2 + j % 2) * dim_;
-        likes_.resize(2 * seen * lanes);
-        multiply(2 * seen, share_, dim_, Scattered{rows.data()}, query_, dim_, likes_.data(), lanes);
-        for (int64_t j = 0; j < seen; j++)
-            for (int64_t lane = 0; lane < lanes; lane += kLanes)
-                store(likes_.data() + j * lanes + lane, max(load(likes_.data() + 2 * j * lanes + lane), load(likes_.data() + (2 * j + 1) * lanes + lane)));
+            rows_[j] = head.faces.rough.data() + (head.face(view.clusters[view.hidden + j / 2]) * 2 + j % 2) * dim;
+        likes_.resize(2 * seen * lanes_);
+        multiply(2 * seen, share, dim, Scattered{rows_.data()}, panels_, dim, likes_.data(), lanes_);
+        for (int64_t j = 0; j < seen; j++) {
+            const float *mean = likes_.data() + 2 * j * lanes_, *outlier = mean + lanes_;
+            for (int64_t lane = 0; lane < lanes_; lane += kLanes)
+                store(likes_.data() + j * lanes_ + lane, max(load(mean + lane), load(outlier + lane)));
+        }
     }
 
-    // The clusters that hold at least `reach` keys, best first; returns how many, and whether float32 leaves no doubt.
-    std::pair<int64_t, bool> rank(float slack) {
-        auto worse = [](const Scored& x, const Scored& y) { return x.first < y.first || (x.first == y.first && x.second > y.second); };
+    // Rank the clusters of group `lane` of the chunk until the best hold `reach` keys; returns how many those are.
+    int64_t rank(NearHead& head, const View& view, const double* query, int64_t lane) {
+        ranked_.clear();
+        for (int64_t slot = view.hidden; slot < head.call.width; slot++)
+            if (view.left[slot]) ranked_.emplace_back(likes_[(slot - view.hidden) * lanes_ + lane], slot);
+        auto [count, sure] = best(view, head.call.reach, head.slack(query));
+        if (sure) return count;
+        for (auto& [likes, slot] : ranked_) {
+            int64_t face = head.face(view.clusters[slot]);  // of a cluster with members: those without are not ranked
+            const double* mean = head.faces.means.data() + face * head.call.k.dim;
+            likes =
+                comparable(std::max(dot(query, mean, head.call.k.dim), head.product(query, head.faces.outliers[face])));
+        }
+        return best(view, head.call.reach, 0).first;
+    }
+
+    // The slot of the i-th best cluster.
+    int64_t slot(int64_t i) const { return ranked_[ranked_.size() - 1 - i].second; }
+
+private:
+    // How many of the best clusters hold `reach` keys, and whether float32 leaves no doubt. They come last, best last.
+    std::pair<int64_t, bool> best(const View& view, int64_t reach, float slack) {
+        auto worse = [](const Scored& x, const Scored& y) {
+            return x.first < y.first || (x.first == y.first && x.second > y.second);
+        };
         std::make_heap(ranked_.begin(), ranked_.end(), worse);
         auto last = ranked_.end();
-        for (int64_t held = 0; last != ranked_.begin() && held < call_.reach; held += left_[last->second]) std::pop_heap(ranked_.begin(), last--, worse);
+        for (int64_t held = 0; last != ranked_.begin() && held < reach; held += view.left[last->second])
+            std::pop_heap(ranked_.begin(), last--, worse);
         bool sure = last == ranked_.begin() || ranked_.front().first < last->first - slack;
         if (ranked_.end() - last > 1) sure = sure && (last + 1)->first > last->first + slack;
         return {ranked_.end() - last, sure && std::isfinite(slack)};
     }
 
-    // The best clusters of a group, until they hold `reach` keys, or all.
-    void choose(int64_t g, int64_t lane) {
-        int64_t held = begin_.back();
-        auto add = [&](int64_t slot) {
-            searches_.push_back({int32_t(g), int32_t(slot), visible_[slot], left_[slot], held});
-            held += left_[slot];
-        };
-        if (call_.near && total_ <= call_.reach) {
-            for (int64_t slot = hidden_; slot < width_; slot++)
-                if (left_[slot]) add(slot);
-        } else if (call_.near) {
-            const double* query = queries_ + (first_ + g) * dim_;
-            int64_t head = (b_ * call_.key_heads + hk_) * call_.clusters.count(), lanes = padded(share_);
-            ranked_.clear();
-            for (int64_t slot = hidden_; slot < width_; slot++)
-                if (left_[slot]) ranked_.emplace_back(likes_[(slot - hidden_) * lanes + lane], slot);
-            auto [count, sure] = rank(2 * doubt(std::sqrt(dot(query, query, dim_)), longest(), dim_));
-            if (!sure) {
-                for (auto& [likes, slot] : ranked_) {
-                    int64_t face = head + visible_[slot];  // of a cluster with members: those without are not ranked
-                    read_double(call_.k, b_, hk_, faces_.outliers[face], scratch_.data(), key_.data());
-                    likes = rounded(std::max(dot(query, faces_.means.data() + face * dim_, dim_), dot(query, key_.data(), dim_)));
-                    if (likes == 0) likes = 0;
-                }
-                count = rank(0).first;
-            }
-            for (int64_t i = 1; i <= count; i++) add(ranked_[ranked_.size() - i].second);
-        }
-        ends_.resize(g + 1);
-        ends_[g] = held;
-        begin_.push_back(padded(held));
-        firsts_.resize(g + 2);
-        firsts_[0] = 0;
-        firsts_[g + 1] = static_cast<int64_t>(searches_.size());
-    }
+    int64_t lanes_;
+    Buffer panels_;
+    std::vector<float> likes_;
+    std::vector<const float*> rows_;
+    std::vector<Scored> ranked_;
+};
 
-    // The float32 products of every group with the keys that it searches.
-    void score(int64_t count) {
-        scores_.resize(begin_[count]);
-        std::vector<int32_t> starts(call_.clusters.count() + 1, 0), order(searches_.size());
-        for (const Search& each : searches_) starts[each.cluster + 1]++;
-        for (size_t c = 1; c < starts.size(); c++) starts[c] += starts[c - 1];
+// The float32 products of every group with the keys that it searches: a cluster is read once for all of them.
+class Products {
+public:
+    explicit Products(int64_t dim)
+        : panels_(kKeyBlock * dim),
+          wide_(kKeyBlock * dim),
+          block_(kRowBlock * kKeyBlock),
+          keys_(kKeyBlock),
+          queries_(kRowBlock) {}
+
+    void score(const NearHead& head, const float* queries, Searches& searches) {
+        searches.scores.resize(searches.room());
+        int64_t clusters = head.call.clusters.count();
+        std::vector<int32_t> starts(clusters + 1, 0), order(searches.all.size());
+        for (const auto& each : searches.all) starts[each.cluster + 1]++;
+        for (int64_t c = 0; c < clusters; c++) starts[c + 1] += starts[c];
         std::vector<int32_t> next(starts);
-        for (size_t i = 0; i < searches_.size(); i++) order[next[searches_[i].cluster]++] = static_cast<int32_t>(i);
-        for (int64_t c = 0; c < call_.clusters.count(); c++)
-            if (starts[c] < starts[c + 1]) multiply_cluster(c, order.data() + starts[c], starts[c + 1] - starts[c]);
-        for (int64_t g = 0; g < count; g++) std::fill(scores_.begin() + ends_[g], scores_.begin() + begin_[g + 1], -INFINITY);
+        for (size_t i = 0; i < order.size(); i++) order[next[searches.all[i].cluster]++] = static_cast<int32_t>(i);
+        for (int64_t c = 0; c < clusters; c++)
+            if (starts[c] < starts[c + 1])
+                multiply_cluster(head, queries, order.data() + starts[c], starts[c + 1] - starts[c], searches);
+        for (const auto& group : searches.groups)
+            std::fill(searches.scores.begin() + group.end, searches.scores.begin() + padded(group.end), -INFINITY);
     }
 
-    void multiply_cluster(int64_t cluster, const int32_t* which, int64_t count) {
-        const int32_t* keys = members(cluster);
-        int64_t size = searches_[which[0]].size;
+private:
+    // One cluster with the groups of the searches which[0 … count).
+    void multiply_cluster(const NearHead& head, const float* queries, const int32_t* which, int64_t count,
+                          Searches& searches) {
+        int64_t size = searches.all[which[0]].size, dim = head.call.k.dim;
+        const int32_t* keys = head.members(searches.all[which[0]].cluster);
         for (int64_t at = 0; at < size; at += kKeyBlock) {
             int64_t here = std::min(kKeyBlock, size - at);
-            for (int64_t j = 0; j < here; j++) pointers_[j] = fetch(call_.k, b_, hk_, keys[at + j], wide_ + j * dim_);
-            transpose_to_panels(pointers_.data(), here, dim_, panels_);
+            for (int64_t j = 0; j < here; j++)
+                keys_[j] = fetch(head.call.k, head.keys.batch, head.keys.head, keys[at + j], wide_ + j * dim);
+            transpose_to_panels(keys_.data(), here, dim, panels_);
             for (int64_t first = 0; first < count; first += kRowBlock) {
                 breathe();
                 int64_t some = std::min(kRowBlock, count - first);
-                for (int64_t i = 0; i < some; i++) rows_[i] = rough_.data() + searches_[which[first + i]].group * dim_;
-                multiply(some, here, dim_, Scattered{rows_.data()}, panels_, dim_, block_, kKeyBlock);
+                for (int64_t i = 0; i < some; i++) queries_[i] = queries + searches.all[which[first + i]].group * dim;
+                multiply(some, here, dim, Scattered{queries_.data()}, panels_, dim, block_, kKeyBlock);
                 for (int64_t i = 0; i < some; i++)
-                    std::copy_n(block_ + i * kKeyBlock, here, scores_.data() + searches_[which[first + i]].at + at);
+                    std::copy_n(block_ + i * kKeyBlock, here,
+                                searches.scores.data() + searches.all[which[first + i]].at + at);
             }
         }
     }
 
-    // The `wanted` best of a group's keys; those that float32 cannot tell from the last that is wanted are judged in
-    // float64.
-    void pick(int64_t g, int64_t wanted, int32_t* picks) {
-        const double* query = queries_ + (first_ + g) * dim_;
-        const float* scores = scores_.data() + begin_[g];
-        int64_t n = ends_[g] - begin_[g], stride = padded(n), taken = 0;
-        keys_.clear();
-        slots_.clear();
-        for (int64_t i = firsts_[g]; i < firsts_[g + 1]; i++) {
-            const int32_t* keys = members(searches_[i].cluster);
-            keys_.insert(keys_.end(), keys, keys + searches_[i].size);
-            slots_.insert(slots_.end(), searches_[i].size, searches_[i].slot);
-        }
+    Buffer panels_, wide_, block_;
+    std::vector<const float*> keys_, queries_;
+};
+
+// The best of the keys that a group searches.
+class Picker {
+public:
+    // The `wanted` best of group g's keys; the view has them no longer left.
+    void pick(NearHead& head, const Searches& searches, int64_t g, const double* query, int64_t wanted, View& view,
+              int32_t* picks) {
+        list(head, searches, g);
+        divide(searches.scores.data() + searches.groups[g].begin, wanted, head.slack(query));
+        int64_t taken = 0;
         auto take = [&](int64_t j) {
             picks[taken++] = keys_[j];
-            left_[slots_[j]]--;
+            view.left[slots_[j]]--;
         };
-        float slack = 2 * doubt(std::sqrt(dot(query, query, dim_)), longest(), dim_);
+        for (int64_t at : sure_) take(at);
+        int64_t rest = std::min<int64_t>(wanted - taken, close_.size());
+        if (static_cast<int64_t>(close_.size()) > rest) judge(head, query, rest);
+        for (int64_t i = 0; i < rest; i++) take(close_[i].second);
+    }
+
+private:
+    void list(const NearHead& head, const Searches& searches, int64_t g) {
+        keys_.clear();
+        slots_.clear();
+        for (int64_t i = searches.groups[g].first; i < searches.groups[g].last; i++) {
+            const auto& search = searches.all[i];
+            const int32_t* keys = head.members(search.cluster);
+            keys_.insert(keys_.end(), keys, keys + search.size);
+            slots_.insert(slots_.end(), search.size, search.slot);
+        }
+    }
+
+    // Those that are surely among the `wanted` best, and those that float32 cannot tell from the last of them.
+    void divide(const float* scores, int64_t wanted, float slack) {
+        auto n = static_cast<int64_t>(keys_.size()), stride = padded(n);
         float last = std::isfinite(slack) ? nth_largest(scores, stride, wanted) : NAN;
         close_.clear();
         sure_.clear();
@@ -295,58 +287,121 @@ private:
                 }
         // inf and NaN, which count as 0 in planning, and products too large for float32: those are in no order there.
         int64_t found = static_cast<int64_t>(sure_.size() + close_.size());
-        if (found < wanted || static_cast<int64_t>(sure_.size()) > wanted) {
-            sure_.clear();
-            close_.clear();
-            for (int64_t j = 0; j < n; j++) close_.emplace_back(0.0f, j);
+        if (found >= wanted && static_cast<int64_t>(sure_.size()) <= wanted) return;
+        sure_.clear();
+        close_.clear();
+        for (int64_t j = 0; j < n; j++) close_.emplace_back(0.0f, j);
+    }
+
+    // Bring the `rest` best of the close ones to the front.
+    void judge(NearHead& head, const double* query, int64_t rest) {
+        for (auto& [score, j] : close_) score = comparable(head.product(query, keys_[j]));
+        auto better = [&](const Scored& x, const Scored& y) {
+            return x.first > y.first || (x.first == y.first && keys_[x.second] < keys_[y.second]);
+        };
+        std::nth_element(close_.begin(), close_.begin() + rest, close_.end(), better);
+    }
+
+    std::vector<int32_t> keys_, slots_;  // of everything that the group searches
+    std::vector<int64_t> sure_;
+    std::vector<Scored> close_;
+};
+
+// What groups meet, (batch, heads, groups, width + near): the virtual rows of the clusters that they see, then keys.
+struct Meetings {
+    int32_t* rows;
+    float* bias;
+};
+
+// A batch of groups of one head. They say which clusters they search; then each cluster is multiplied with all groups
+// that search it; then each group picks.
+class NearWorker {
+public:
+    NearWorker(const NearCall& call, const double* queries, const Faces& faces, const float* logs, Meetings met)
+        : call_(call),
+          queries_(queries),
+          logs_(logs),
+          met_(met),
+          head_{.call = call, .faces = faces, .keys = {.rows = call.k}},
+          ranking_(call.share(), call.k.dim),
+          products_(call.k.dim) {}
+
+    void batch(int64_t b, int64_t h, int64_t first, int64_t count) {
+        head_.keys.batch = b;
+        head_.keys.head = h / (call_.heads / call_.k.heads);
+        int64_t at = (b * call_.heads + h) * call_.groups + first, dim = call_.k.dim, share = call_.share();
+        const double* queries = queries_ + at * dim;
+        rough_.assign(queries, queries + count * dim);
+        searches_.clear();
+        for (int64_t g = 0; g < count; g += share) {
+            breathe();
+            view_.look(head_, (first + g) / share);
+            bool all = view_.total <= call_.reach;
+            if (call_.near && !all) ranking_.like(head_, view_, rough_.data() + g * dim);
+            for (int64_t lane = 0; lane < share; lane++) choose(queries + (g + lane) * dim, lane, all);
         }
-        for (int64_t at : sure_) take(at);
-        int64_t rest = std::min<int64_t>(wanted - taken, close_.size());
-        if (static_cast<int64_t>(close_.size()) > rest) {
-            for (auto& [score, j] : close_) {
-                read_double(call_.k, b_, hk_, keys_[j], scratch_.data(), key_.data());
-                score = rounded(dot(query, key_.data(), dim_));
-                if (score == 0) score = 0;
-            }
-            auto better = [&](const Scored& x, const Scored& y) {
-                return x.first > y.first || (x.first == y.first && keys_[x.second] < keys_[y.second]);
-            };
-            std::nth_element(close_.begin(), close_.begin() + rest, close_.end(), better);
+        products_.score(head_, rough_.data(), searches_);
+        for (int64_t g = 0; g < count; g++) {
+            breathe();
+            view_.look(head_, (first + g) / share);
+            meet(g, queries + g * dim, at + g);
         }
-        for (int64_t i = 0; i < rest; i++) take(close_[i].second);
+    }
+
+private:
+    // The best clusters of a group, until they hold `reach` keys, or all that it sees.
+    void choose(const double* query, int64_t lane, bool all) {
+        searches_.add_group();
+        if (!call_.near) return;
+        auto add = [&](int64_t slot) { searches_.add(slot, view_.clusters[slot], view_.left[slot]); };
+        if (all) {
+            for (int64_t slot = view_.hidden; slot < call_.width; slot++)
+                if (view_.left[slot]) add(slot);
+            return;
+        }
+        int64_t best = ranking_.rank(head_, view_, query, lane);
+        for (int64_t i = 0; i < best; i++) add(ranking_.slot(i));
+    }
+
+    void meet(int64_t g, const double* query, int64_t at) {
+        int64_t width = call_.width;
+        int32_t* rows = met_.rows + at * (width + call_.near);
+        float* bias = met_.bias + at * (width + call_.near);
+        std::fill_n(rows + width, call_.near, 0);
+        std::fill_n(bias + width, call_.near, 0.0f);
+        int64_t wanted = std::min(call_.near, view_.total);
+        if (wanted) picker_.pick(head_, searches_, g, query, wanted, view_, rows + width);
+        for (int64_t slot = 0; slot < width; slot++) {
+            rows[slot] = static_cast<int32_t>(call_.k.rows) + (slot < view_.hidden ? 0 : view_.clusters[slot]);
+            bias[slot] = logs_[view_.left[slot]];
+        }
     }
 
     const NearCall& call_;
-    const double* queries_;
-    const Faces& faces_;
+    const double* queries_;  // (batch, heads, groups, dim)
     const float* logs_;  // of 0, 1, 2 …
-    int32_t* met_;
-    float* bias_;
-    int64_t dim_, width_, share_, first_ = 0, hidden_ = 0, total_ = 0, b_ = 0, hk_ = 0;
-    const int32_t* visible_ = nullptr;
-    Buffer query_, panels_, wide_, block_;
-    std::vector<const float*> pointers_, rows_;
-    std::vector<float> rough_, scratch_, scores_, likes_;
-    std::vector<double> key_;
-    std::vector<int64_t> begin_, ends_, firsts_;  // of a group's scores, and of its searches
-    std::vector<int64_t> sure_;
-    std::vector<Search> searches_;
-    std::vector<int32_t> left_, keys_, slots_;
-    std::vector<Scored> ranked_, close_;
+    Meetings met_;
+    std::vector<float> rough_;  // the batch's queries
+    NearHead head_;
+    View view_;
+    Ranking ranking_;
+    Searches searches_;
+    Products products_;
+    Picker picker_;
 };
 
 // What each group meets: the virtual rows of the clusters that it sees, and its near keys; and their biases.
 inline void near_keys(const NearCall& call, const double* queries, int32_t* met, float* bias) {
-    if (!call.chunks) return;
+    if (!call.chunks || !call.groups) return;
     Faces faces(call);
     std::vector<float> logs(call.k.rows + 1);
     for (size_t n = 0; n < logs.size(); n++) logs[n] = static_cast<float>(std::log(double(n)));
-    int64_t share = call.groups / call.chunks, batch = std::max<int64_t>(1, 512 / std::max<int64_t>(1, share)) * share;
-    if (!batch) return;
+    int64_t share = call.share(), batch = std::max<int64_t>(1, 512 / share) * share;
     std::vector<std::unique_ptr<NearWorker>> workers(std::max(1, call.threads));
     int64_t batches = (call.groups + batch - 1) / batch;
-    parallel_for(call.batch * call.heads * batches, call.threads, [&](int64_t task, int who) {
-        if (!workers[who]) workers[who] = std::make_unique<NearWorker>(call, queries, faces, logs.data(), met, bias);
+    parallel_for(call.k.batch * call.heads * batches, call.threads, [&](int64_t task, int who) {
+        Meetings meetings{.rows = met, .bias = bias};
+        if (!workers[who]) workers[who] = std::make_unique<NearWorker>(call, queries, faces, logs.data(), meetings);
         int64_t bh = task / batches, first = task % batches * batch;
         workers[who]->batch(bh / call.heads, bh % call.heads, first, std::min(batch, call.groups - first));
     });

@@ -38,9 +38,13 @@ struct PageAllocator {
         ::operator delete(memory);
     }
     template <class U>
-    bool operator==(const PageAllocator<U>&) const { return true; }
+    bool operator==(const PageAllocator<U>&) const {
+        return true;
+    }
     template <class U>
-    bool operator!=(const PageAllocator<U>&) const { return false; }
+    bool operator!=(const PageAllocator<U>&) const {
+        return false;
+    }
 
 private:
     static constexpr size_t kLarge = size_t{1} << 20;

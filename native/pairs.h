@@ -5,7 +5,7 @@
 #include <limits>
 #include <vector>
 
-#include "philox.h"
+#include "draws.h"
 #include "rows.h"
 
 namespace coterie::COTERIE_ISA {
@@ -13,28 +13,58 @@ namespace coterie::COTERIE_ISA {
 // Where one group's work happens.
 struct Group {
     int64_t batch, head, key_head;  // indices
-    const Round* round;
+    const Round* round = nullptr;  // null for a query alone with its self key
     const int32_t* rows;  // query rows of the group
-    int64_t row_count, first_slot;
+    int64_t row_count, first_slot = 0;
     const int32_t* keys;
-    int64_t key_count, first_key_slot;
+    int64_t key_count, first_key_slot = 0;
 };
 
 inline Group group_at(const Call& call, const Round& round, int64_t bh, int64_t g) {
-    Group group{bh / call.heads, bh % call.heads, 0, &round, nullptr, 0, 0, nullptr, 0, 0};
-    group.key_head = group.head / (call.heads / call.key_heads);
-    const int32_t* offsets = round.query_offsets.at(group.batch, group.head);
-    group.first_slot = offsets[g];
-    group.row_count = offsets[g + 1] - offsets[g];
-    group.rows = round.query_order.at(group.batch, group.head) + offsets[g];
-    group.first_key_slot = round.key_start.at(group.batch, group.head)[g];
-    group.key_count = round.key_stop.at(group.batch, group.head)[g] - group.first_key_slot;
-    group.keys = round.key_order.at(group.batch, group.head) + group.first_key_slot;
-    return group;
+    int64_t b = bh / call.heads, h = bh % call.heads;
+    const int32_t* offsets = round.query_offsets.at(b, h);
+    int32_t first_key = round.key_start.at(b, h)[g];
+    return {
+        .batch = b,
+        .head = h,
+        .key_head = h / (call.heads / call.key_heads),
+        .round = &round,
+        .rows = round.query_order.at(b, h) + offsets[g],
+        .row_count = offsets[g + 1] - offsets[g],
+        .first_slot = offsets[g],
+        .keys = round.key_order.at(b, h) + first_key,
+        .key_count = round.key_stop.at(b, h)[g] - first_key,
+        .first_key_slot = first_key,
+    };
 }
 
+// A query that meets nobody else, with its self key. The group refers to both.
+inline Group alone_with(const Call& call, int64_t bh, const int32_t& query, const int32_t& key) {
+    int64_t b = bh / call.heads, h = bh % call.heads;
+    return {
+        .batch = b,
+        .head = h,
+        .key_head = h / (call.heads / call.key_heads),
+        .rows = &query,
+        .row_count = 1,
+        .keys = &key,
+        .key_count = 1,
+    };
+}
+
+// The part of a group that is computed at once: some of its rows with some of its keys.
+struct Block {
+    const Group& group;
+    int64_t first_row, rows, first_key, keys;
+
+    int64_t query(int64_t i) const { return group.rows[first_row + i]; }
+    int64_t key(int64_t j) const { return group.keys[first_key + j]; }
+    const int32_t* key_list() const { return group.keys + first_key; }
+};
+
 // Where keys can sit. Queries can sit a little farther out, as an offset is added to their number.
-constexpr int64_t kFirstPosition = std::numeric_limits<int32_t>::min(), kLastPosition = std::numeric_limits<int32_t>::max();
+constexpr int64_t kFirstPosition = std::numeric_limits<int32_t>::min(),
+                  kLastPosition = std::numeric_limits<int32_t>::max();
 
 inline int64_t query_position(const Call& call, int64_t b, int64_t h, int64_t row) {
     if (row < call.num_queries) return row + call.offset[b];
@@ -94,13 +124,15 @@ private:
             const int32_t* order = round.key_order.at(b, h);
             int64_t stop = round.key_stop.at(b, h)[g];
             const float* bias = round.bias ? round.bias + bh_ * round.key_order.length : nullptr;
-            const int32_t* skip = round.skip ? round.skip + ((bh_ * round.query_order.length) + slot) * round.skips : nullptr;
+            const int32_t* skip =
+                round.skip ? round.skip + ((bh_ * round.query_order.length) + slot) * round.skips : nullptr;
             for (int64_t s = round.key_start.at(b, h)[g]; s < stop; s++) {
                 int32_t key = order[s];
                 if (bias && bias[s] == kNone) continue;
                 if (skip && std::binary_search(skip, skip + round.skips, key)) continue;
                 bool placed = call_.causal || round.windowed;
-                if (placed && !seen(call_, round.windowed, round.low, round.high, position - key_position(call_, b, hk, key)))
+                if (placed &&
+                    !seen(call_, round.windowed, round.low, round.high, position - key_position(call_, b, hk, key)))
                     continue;
                 counts_[key] += step;
             }
@@ -113,82 +145,104 @@ private:
     std::vector<std::vector<int32_t>> slots_;
 };
 
+inline void add_bias(const Block& block, const float* bias, float* row) {
+    for (int64_t j = 0; j < block.keys; j++) row[j] = bias[j] == kNone ? kNone : row[j] + bias[j];
+}
+
+// A virtual row has no row of its own in the mask; the caller has seen to that.
+inline void apply_pair_mask(const Call& call, const Block& block, int64_t query, float* row) {
+    const int32_t* key = block.key_list();
+    const PairMask& mask = call.mask;
+    int64_t step = mask.strides[3];
+    int64_t at = mask.offset(block.group.batch, block.group.head, mask.strides[2] ? query : 0, 0);
+    if (mask.is_float) {
+        auto* values = static_cast<const float*>(mask.data) + at;
+        for (int64_t j = 0; j < block.keys; j++) {
+            float add = values[step ? key[j] * step : 0];
+            row[j] = add == kNone ? kNone : row[j] + add;
+        }
+    } else {
+        auto* allowed = static_cast<const uint8_t*>(mask.data) + at;
+        for (int64_t j = 0; j < block.keys; j++)
+            if (!allowed[step ? key[j] * step : 0]) row[j] = kNone;
+    }
+}
+
+inline void hide_padding(const Call& call, const Block& block, int64_t query, float* row) {
+    const int32_t* key = block.key_list();
+    int64_t b = block.group.batch;
+    if (call.key_mask)
+        for (int64_t j = 0; j < block.keys; j++)
+            if (key[j] < call.num_keys && !call.key_mask[b * call.num_keys + key[j]]) row[j] = kNone;
+    if (call.query_mask && query < call.num_queries && !call.query_mask[b * call.num_queries + query])
+        std::fill(row, row + block.keys, kNone);
+}
+
+// Hide the keys behind a causal query, and those outside of its window; `positions` are the keys'.
+inline void hide_unseen(const Call& call, const Block& block, int64_t query, const int32_t* positions, float* row) {
+    const Round* round = block.group.round;
+    bool windowed = round && round->windowed;
+    int64_t position = query_position(call, block.group.batch, block.group.head, query);
+    int64_t low = windowed ? position - round->high : kFirstPosition;
+    int64_t high = windowed ? position - round->low : kLastPosition;
+    if (call.causal) high = std::min(high, position);
+    if (low > kLastPosition || high < kFirstPosition) {
+        std::fill(row, row + block.keys, kNone);
+        return;
+    }
+    auto first = static_cast<int32_t>(std::max(low, kFirstPosition));
+    auto last = static_cast<int32_t>(std::min(high, kLastPosition));
+    for (int64_t j = 0; j < block.keys; j++) row[j] = positions[j] >= first && positions[j] <= last ? row[j] : kNone;
+}
+
+// Hide the keys that a row's ascending list of `skips` names; `ascending`: the block's keys are in order, too.
+inline void hide_skipped(const Block& block, const int32_t* skip, int64_t skips, bool ascending, float* row) {
+    const int32_t *key = block.key_list(), *end = key + block.keys;
+    if (ascending) {
+        const int32_t* last = std::upper_bound(skip, skip + skips, end[-1]);
+        for (const int32_t* s = std::lower_bound(skip, last, key[0]); s < last; s++)
+            for (auto found = std::lower_bound(key, end, *s); found < end && *found == *s; found++)
+                row[found - key] = kNone;
+    } else {
+        for (int64_t j = 0; j < block.keys; j++)
+            if (std::binary_search(skip, skip + skips, key[j])) row[j] = kNone;
+    }
+}
+
 // Turn raw scores of a block into the plan's: biases, masks, multiplicities, and −inf where a pair does not meet.
-inline void settle_scores(const Call& call, const Group& group, int64_t first_row, int64_t rows, int64_t first_key,
-                          int64_t keys, float* scores, int64_t stride, Multiplicity* multiplicity) {
+inline void settle_scores(const Call& call, const Block& block, float* scores, Multiplicity* multiplicity) {
+    const Group& group = block.group;
     const Round* round = group.round;
-    const int32_t* key = group.keys + first_key;
-    int64_t b = group.batch, h = group.head, bh = b * call.heads + h;
-    int64_t width = padded(keys);
-    bool windowed = round && round->windowed, placed = call.causal || windowed;
+    const int32_t* key = block.key_list();
+    const float* bias = round ? round->bias : nullptr;
+    const int32_t* skip = round ? round->skip : nullptr;
+    int64_t bh = group.batch * call.heads + group.head, width = padded(block.keys);
+    bool placed = call.causal || (round && round->windowed), padding = call.key_mask || call.query_mask;
+    if (width == block.keys && !placed && !call.mask && !padding && !multiplicity && !bias && !skip) return;
     int32_t positions[kKeyBlock];
     if (placed)
-        for (int64_t j = 0; j < keys; j++)
-            positions[j] = static_cast<int32_t>(key_position(call, b, group.key_head, key[j]));
-    bool real_masks = call.mask || call.key_mask || call.query_mask;
-    if (width == keys && !placed && !real_masks && !multiplicity && !(round && (round->bias || round->skip))) return;
-    bool ascending = round && round->skip && std::is_sorted(key, key + keys);
-    for (int64_t i = 0; i < rows; i++) {
-        float* row = scores + i * stride;
-        int64_t query = group.rows[first_row + i];
-        for (int64_t j = keys; j < width; j++) row[j] = kNone;
-        if (round && round->bias) {
-            const float* bias = round->bias + bh * round->key_order.length + group.first_key_slot + first_key;
-            for (int64_t j = 0; j < keys; j++) row[j] = bias[j] == kNone ? kNone : row[j] + bias[j];
-        }
-        if (call.mask) {  // a virtual row has no row of its own in it; the caller has seen to that
-            int64_t at = call.mask.offset(b, h, call.mask.strides[2] ? query : 0, 0), step = call.mask.strides[3];
-            if (call.mask.is_float) {
-                auto* values = static_cast<const float*>(call.mask.data) + at;
-                for (int64_t j = 0; j < keys; j++) {
-                    float add = values[step ? key[j] * step : 0];
-                    row[j] = add == kNone ? kNone : row[j] + add;
-                }
-            } else {
-                auto* allowed = static_cast<const uint8_t*>(call.mask.data) + at;
-                for (int64_t j = 0; j < keys; j++)
-                    if (!allowed[step ? key[j] * step : 0]) row[j] = kNone;
-            }
-        }
-        if (real_masks) {
-            if (call.key_mask)
-                for (int64_t j = 0; j < keys; j++)
-                    if (key[j] < call.num_keys && !call.key_mask[b * call.num_keys + key[j]]) row[j] = kNone;
-            if (call.query_mask && query < call.num_queries && !call.query_mask[b * call.num_queries + query])
-                std::fill(row, row + keys, kNone);
-        }
-        if (multiplicity) multiplicity->divide(query, key, keys, row);
-        if (placed) {
-            int64_t position = query_position(call, b, h, query);
-            int64_t low = windowed ? position - round->high : kFirstPosition;
-            int64_t high = windowed ? position - round->low : kLastPosition;
-            if (call.causal) high = std::min(high, position);
-            if (low > kLastPosition || high < kFirstPosition) {
-                std::fill(row, row + keys, kNone);
-            } else {
-                auto first = static_cast<int32_t>(std::max(low, kFirstPosition)), last = static_cast<int32_t>(std::min(high, kLastPosition));
-                for (int64_t j = 0; j < keys; j++) row[j] = positions[j] >= first && positions[j] <= last ? row[j] : kNone;
-            }
-        }
-        if (round && round->skip) {
-            const int32_t* skip =
-                round->skip + (bh * round->query_order.length + group.first_slot + first_row + i) * round->skips;
-            if (ascending) {
-                const int32_t* last = std::upper_bound(skip, skip + round->skips, key[keys - 1]);
-                for (const int32_t* s = std::lower_bound(skip, last, key[0]); s < last; s++)
-                    for (auto found = std::lower_bound(key, key + keys, *s); found < key + keys && *found == *s; found++)
-                        row[found - key] = kNone;
-            } else {
-                for (int64_t j = 0; j < keys; j++)
-                    if (std::binary_search(skip, skip + round->skips, key[j])) row[j] = kNone;
-            }
-        }
+        for (int64_t j = 0; j < block.keys; j++)
+            positions[j] = static_cast<int32_t>(key_position(call, group.batch, group.key_head, key[j]));
+    if (bias) bias += bh * round->key_order.length + group.first_key_slot + block.first_key;
+    if (skip) skip += (bh * round->query_order.length + group.first_slot + block.first_row) * round->skips;
+    bool ascending = skip && std::is_sorted(key, key + block.keys);
+    for (int64_t i = 0; i < block.rows; i++) {
+        float* row = scores + i * kKeyBlock;
+        int64_t query = block.query(i);
+        for (int64_t j = block.keys; j < width; j++) row[j] = kNone;
+        if (bias) add_bias(block, bias, row);
+        if (call.mask) apply_pair_mask(call, block, query, row);
+        if (padding) hide_padding(call, block, query, row);
+        if (multiplicity) multiplicity->divide(query, key, block.keys, row);
+        if (placed) hide_unseen(call, block, query, positions, row);
+        if (skip) hide_skipped(block, skip + i * round->skips, round->skips, ascending, row);
     }
 }
 
 // Dropout's factor of a pair: 0 or 1 / (1 − p).
 inline float keep(const Call& call, int64_t bh, int64_t row, int64_t key) {
-    auto word = philox(static_cast<uint32_t>(key), static_cast<uint32_t>(row), static_cast<uint32_t>(bh), kDropout, call.seed)[0];
+    auto word = philox(static_cast<uint32_t>(key), static_cast<uint32_t>(row), static_cast<uint32_t>(bh), kDropout,
+                       call.seed)[0];
     auto limit = static_cast<uint64_t>(call.dropout_p * 4294967296.0);
     return word >= limit && call.dropout_p < 1.0 ? static_cast<float>(1.0 / (1.0 - call.dropout_p)) : 0.0f;
 }

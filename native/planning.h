@@ -1,7 +1,8 @@
-// Planning: hashing and sorting, k-means, top keys, cross-polytope buckets.
+// Planning: hashing and sorting, k-means, top keys, near keys.
 #pragma once
 
 #include "arrays.h"
+#include "draws.h"
 
 namespace coterie {
 
@@ -10,84 +11,83 @@ struct OrderShape {
 };
 
 struct HashCall {
-    int64_t batch, heads, key_heads, rounds;
     Rows q, k;
     const uint8_t *query_mask, *key_mask;
+    const int64_t* groups;  // (batch): what E2LSH fits its buckets to
+    int64_t rounds;
     int transform;  // 0 smyrf, 1 none, 2 l2-alsh, 3 xbox, 4 simple
-    bool buckets;   // E2LSH
-    const int64_t* groups;
-    uint64_t seed;
-    int64_t layer;
+    bool buckets;  // E2LSH
+    Draws draws;
+    int threads;
+};
+
+struct PolytopeCall {
+    Rows x;
+    int64_t heads, rounds;  // heads share the rows of x
+    const uint8_t* mask;
+    const int64_t* columns;  // (batch)
+    Draws draws;
     int threads;
 };
 
 struct HammingCall {
-    int64_t batch, heads, rows, dim, clusters, iterations, bits;
+    Rows x;
+    int64_t clusters, iterations, bits;
     const uint8_t* mask;
-    uint64_t seed;
-    int64_t layer;
+    Draws draws;
     int threads;
 };
 
 // Part p of sample b holds the rows order[b, start[b, p] … stop[b, p]); parts have no row in common.
 struct KmeansCall {
-    int64_t batch, heads, parts, slots;
     Rows x;
+    int64_t slots, parts, clusters, iterations;
+    int64_t sample;  // train on at most so many rows a cluster; 0 is no limit
     const int32_t *order, *start, *stop;
     const int64_t* counts;  // (batch, parts): clusters of a part; null for all
-    const double* given;    // (batch, heads, parts, clusters, dim): to start from; or null
-    int64_t clusters, iterations, sample;  // train on at most `sample` rows a cluster; 0 is no limit
-    bool unit;              // rows and centroids count by their direction
-    bool per_head;          // each head draws for itself
-    uint64_t seed;
-    int64_t layer;
+    const double* given;  // (batch, heads, parts, clusters, dim): to start from; or null
+    bool unit;  // rows and centroids count by their direction
+    bool per_head;  // each head draws for itself
+    Draws draws;
     int threads;
 };
 
 struct MeansCall {
-    int64_t batch, heads, clusters;
     Rows x;
+    int64_t clusters;
     const uint8_t* mask;
-    int threads;
-};
-
-struct NearCall {
-    int64_t batch, heads, key_heads, groups, chunks, visible_width, near, reach;  // a chunk has groups / chunks groups
-    Rows k;
-    Segments clusters;
-    const int32_t *visible, *seen;  // (batch, chunks, width): the last `seen` (batch, chunks) of them
     int threads;
 };
 
 struct TopCall {
-    int64_t batch, heads, key_heads, queries, count;
     Rows k;
+    int64_t heads, queries, count;
     const uint8_t* mask;
     const int64_t* limits;  // (batch, queries): how many keys a query may see; null for all
-    bool unit;              // keys count by their direction
+    bool unit;  // keys count by their direction
     int threads;
 };
 
-struct PolytopeCall {
-    int64_t batch, heads, row_heads, rounds;
-    Rows x;
-    const uint8_t* mask;
-    const int64_t* columns;  // (batch)
-    uint64_t seed;
-    int64_t layer;
+struct NearCall {
+    Rows k;
+    int64_t heads, groups, chunks, width, near, reach;
+    Segments clusters;
+    const int32_t *visible, *seen;  // (batch, chunks, width): the last `seen` (batch, chunks) of them
     int threads;
+
+    int64_t share() const { return groups / chunks; }  // the groups of a chunk
 };
 
 struct PlanningKernels {
     void (*order_by)(const float*, const uint8_t*, const OrderShape&, int32_t*, int);
     void (*group_by)(const int64_t*, const uint8_t*, const OrderShape&, int64_t, int32_t*, int32_t*, int);
     void (*smyrf_orders)(const HashCall&, int32_t*, int32_t*);
+    void (*cross_polytope)(const PolytopeCall&, int64_t*);
     void (*kmeans)(const KmeansCall&, int64_t*, double*);
-    void (*hamming_kmeans)(const HammingCall&, const Rows&, int64_t*);
+    void (*hamming_kmeans)(const HammingCall&, int64_t*);
     void (*cluster_means)(const MeansCall&, const int64_t*, double*);
     void (*top_keys)(const TopCall&, const double*, int64_t*);
     void (*near_keys)(const NearCall&, const double*, int32_t*, float*);
-    void (*cross_polytope)(const PolytopeCall&, int64_t*);
 };
 
 }  // namespace coterie

@@ -32,7 +32,6 @@ private:
     float* start_;
 };
 
-
 inline float half_to_float(uint16_t h) {
     uint32_t sign = (h & 0x8000u) << 16, exponent = (h >> 10) & 31, fraction = h & 1023, bits;
     if (exponent == 31) {
@@ -76,6 +75,17 @@ inline const float* fetch(const Rows& from, int64_t batch, int64_t head, int64_t
     return scratch;
 }
 
+// Some rows as floats, one after the other; 0 for those that are not real.
+inline void read_real(const Rows& from, int64_t batch, int64_t head, int64_t first, int64_t count, const uint8_t* real,
+                      float* to) {
+    for (int64_t i = first; i < first + count; i++, to += from.dim) {
+        if (real[i])
+            read_row(from.row(batch, head, i), from.kind, from.dim, to);
+        else
+            std::fill(to, to + from.dim, 0.0f);
+    }
+}
+
 // Rows that will be read soon. Groups gather from all over a head, so the next one's rows are fetched while this one
 // computes: a few at a time, as a core has room for a few dozen requests only, and then waits.
 class Prefetch {
@@ -89,7 +99,9 @@ public:
     }
 
     // How often `some` will be called until these rows are read.
-    void pace(int64_t calls) { few_ = static_cast<int>(std::max<int64_t>(3, (count_ + calls - 1) / std::max<int64_t>(1, calls))); }
+    void pace(int64_t calls) {
+        few_ = static_cast<int>(std::max<int64_t>(3, (count_ + calls - 1) / std::max<int64_t>(1, calls)));
+    }
 
     // Ask for the next few.
     void some() {

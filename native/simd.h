@@ -35,10 +35,12 @@ inline Vec min(Vec a, Vec b) { return {_mm512_min_ps(a.x, b.x)}; }
 inline Vec round(Vec a) { return {_mm512_roundscale_ps(a.x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
 // 2^n for an integral n in [-127, 127], 0 at -127.
 inline Vec exp2i(Vec n) {
-    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n.x), _mm512_set1_epi32(127)), 23))};
+    return {
+        _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n.x), _mm512_set1_epi32(127)), 23))};
 }
 inline Vec zero_below(Vec value, Vec x, float limit) {
-    return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(x.x, _mm512_set1_ps(limit), _CMP_LT_OQ), value.x, _mm512_setzero_ps())};
+    return {
+        _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x.x, _mm512_set1_ps(limit), _CMP_LT_OQ), value.x, _mm512_setzero_ps())};
 }
 // a where x > -inf or x is NaN, else 0.
 inline Vec where_met(Vec x, Vec a) {
@@ -99,8 +101,8 @@ inline Vec abs(Vec a) {
 struct Vec {
     float x[kLanes];
 };
-#define COTERIE_LANES(expression)                  \
-    Vec r;                                         \
+#define COTERIE_LANES(expression)                           \
+    Vec r;                                                  \
     for (int i = 0; i < kLanes; i++) r.x[i] = (expression); \
     return r
 inline Vec load(const float* p) { COTERIE_LANES(p[i]); }

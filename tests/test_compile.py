@@ -270,7 +270,7 @@ REFUSED = {
 @pytest.mark.parametrize("which", ["q", "k", "v", "mask"])
 @pytest.mark.parametrize("mechanism", ["smyrf:rounds=1,cluster_size=4", "improved-clustered:clusters=3,topk=2"])
 def test_what_has_no_derivative_says_so(how, which, mechanism, backend):
-    """The guide: "No forward-mode derivatives, no second ones and no `torch.func` transforms: each is refused"."""
+    """The guide: "no second derivatives and no `torch.func` transforms: each is refused by name"."""
     q, k, v = tensors(1, 2, 9, dim=4)
     given = {"q": q, "k": k, "v": v, "mask": torch.zeros(1, 1, 1, 9, dtype=q.dtype) + 0.1}
 
@@ -334,7 +334,7 @@ def test_what_works_with_the_first_derivative(backend):
 @pytest.mark.parametrize("name", MECHANISMS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_meta_tensors_give_the_shape_and_dtype_of_the_result(name, dtype):
-    """The guide: "On meta tensors the result has no numbers, but its shape and dtype"."""
+    """The guide: "On meta tensors the result has a shape and a dtype but no numbers"."""
     shapes = (2, 4, 19, 8), (2, 2, 23, 8), (2, 2, 23, 5)
     results = []
     for device in ("meta", "cpu"):

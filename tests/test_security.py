@@ -14,7 +14,6 @@ import pickle
 import re
 import subprocess
 import sys
-from contextlib import redirect_stderr, redirect_stdout
 from html.parser import HTMLParser
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,6 +26,7 @@ import torch
 
 import coterie
 from coterie.files import shown
+from tests.command import run
 
 for package, extra in (("typer", "cli"), ("transformers", "hf"), ("plotly", "report"), ("safetensors", "hf")):
     pytest.importorskip(package, reason=f"the extra {extra!r} is not installed")
@@ -51,22 +51,6 @@ class OwnTokenizer(BertTokenizerFast):
     pass
 """
 MAP = {"AutoConfig": "modeling_own.OwnConfig", "AutoModel": "modeling_own.OwnModel"}
-
-
-def run(*arguments: object, fails: int = 0, stdin: str = "") -> str:
-    """What the command says, in this process; stdin says yes to whatever is asked."""
-    from coterie.cli import main
-
-    said, complained, code = io.StringIO(), io.StringIO(), 0
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(said), redirect_stderr(complained):
-        patch.setattr(sys, "argv", ["coterie", *map(str, arguments)])
-        patch.setattr(sys, "stdin", io.StringIO(stdin))
-        try:
-            main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-    assert code == fails, complained.getvalue()
-    return said.getvalue() if fails == 0 else complained.getvalue()
 
 
 def one_sentence(said: str) -> str:

@@ -25,6 +25,7 @@ from coterie.checks import (
 
 _FAR = 2**30  # beyond every key of every tensor
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_A_DTYPE = "a dtype of " + ", ".join(map(str, _DTYPES))  # not written anew in every call
 
 
 class Sizes(NamedTuple):
@@ -187,7 +188,7 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor | None = None, *, enable_gqa: 
         expect_type(isinstance(x, Tensor), name, "a tensor", type(x).__name__)
         expect_type(not x.is_nested, name, "a padded tensor", "a nested one")
         expect(x.ndim == 4, name, "4 dimensions (batch, heads, length, dim)", tuple(x.shape))
-        expect_type(x.dtype in _DTYPES, name, "a dtype of " + ", ".join(map(str, _DTYPES)), x.dtype)
+        expect_type(x.dtype in _DTYPES, name, _A_DTYPE, x.dtype)
         expect_type(x.dtype == q.dtype, name, "the dtype of q, {}", x.dtype, q.dtype)
         expect(x.device == q.device, name, "the device of q, {}", x.device, q.device)
         expect(x.shape[0] == q.shape[0], name, "the batch size of q, {}", x.shape[0], q.shape[0])
@@ -277,8 +278,10 @@ def readable(x: Tensor) -> bool:
 
 
 def no_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """A context without autocast, which the meta device does not know."""
-    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
+    """A context without autocast, which the meta device does not know; most calls have none to leave."""
+    if device.type == "meta" or not torch.is_autocast_enabled(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
 
 
 def _autocast(*tensors: Any) -> tuple[Any, ...]:

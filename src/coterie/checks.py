@@ -61,9 +61,15 @@ def expect_int(name: str, value: object, *, at_least: int, at_most: int = 2**31 
     expect(is_int(value) and value <= at_most, name, "an int ≤ {}", value, at_most)
 
 
+def expect_seed(value: object) -> None:
+    """The argument `seed` must be an int ≥ 0 that fits 63 bits."""
+    expect_int("seed", value, at_least=0, at_most=2**63 - 1)
+
+
 def expect_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     """The value must be one of the choices, which the error lists."""
-    expect(value in choices, name, "one of " + ", ".join(map(repr, choices)), repr(value))
+    if value not in choices:
+        expect(False, name, "one of " + ", ".join(map(repr, choices)), repr(value))
 
 
 def check_scale(scale: float | None, dim: int) -> float:
@@ -100,13 +106,14 @@ def check_token_mask(name: str, mask: Tensor | None, shape: tuple[int, int], dev
 
 def check_transforms(*inputs: object) -> None:
     """Refuse derivatives that would silently be 0, and transforms that there is no rule for."""
-    tensors = [x for x in inputs if isinstance(x, Tensor)]
+    forward_mode = forward_ad._current_level >= 0
     if torch.compiler.is_compiling():
         # A graph does not see tangents, so it is compiled for calls outside of forward mode alone.
-        if forward_ad._current_level >= 0:
+        if forward_mode:
             raise RuntimeError(FORWARD_MODE)
         return
-    if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+    tensors = [x for x in inputs if isinstance(x, Tensor)]
+    if forward_mode and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
         raise RuntimeError(FORWARD_MODE)
     functorch = torch._C._functorch
     if any(functorch.is_functorch_wrapped_tensor(x) or functorch.is_legacy_batchedtensor(x) for x in tensors):

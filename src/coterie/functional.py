@@ -18,6 +18,7 @@ from coterie.mechanisms.base import plan_call
 from coterie.plan import Plan
 
 MechanismLike = Mechanism | str | dict[str, Any]
+_Spec = MechanismLike | None
 
 
 class Settings(TypedDict, total=False):
@@ -45,23 +46,11 @@ class Options(Settings, total=False):
 
 @overload
 def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mechanism: MechanismLike | None,
-    *,
-    return_lse: Literal[False] = ...,
-    **options: Unpack[Options],
+    q: Tensor, k: Tensor, v: Tensor, mechanism: _Spec, *, return_lse: Literal[False] = ..., **options: Unpack[Options]
 ) -> Tensor: ...
 @overload
 def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mechanism: MechanismLike | None,
-    *,
-    return_lse: Literal[True],
-    **options: Unpack[Options],
+    q: Tensor, k: Tensor, v: Tensor, mechanism: _Spec, *, return_lse: Literal[True], **options: Unpack[Options]
 ) -> Attended: ...
 def attention(
     q: Tensor,

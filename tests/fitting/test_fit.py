@@ -200,24 +200,24 @@ def test_fits_a_language_model_by_its_loss_and_stores_the_choice(tmp_path):
 def test_a_candidate_that_pays_only_for_long_inputs_is_dense_below():
     short, long = (Shape(i, (1, 2, n, 8), (1, 2, n, 8), False) for i, n in enumerate((100, 900)))
     profile = Profile(
-        errors={("a", "local"): {short: [9.0], long: [0.02, 0.04]}, ("a", "slow"): {short: [1.0]}},
+        errors={("a", "local"): {short: [9.0], long: [0.02, 0.04]}, ("a", "smyrf"): {short: [1.0]}},
         times={
             (short, "dense"): [1.0],
             (long, "dense"): [10.0],
             (short, "local"): [2.0, 3.0, 4.0],
             (long, "local"): [5.0],
-            (short, "slow"): [3.0],
-            (long, "slow"): [20.0, 21.0, 22.0],
+            (short, "smyrf"): [3.0],
+            (long, "smyrf"): [20.0, 21.0, 22.0],
         },
         shapes={"a": [short, long]},
-        refused={("a", "odd"): "why"},
-        slow={(long, "slow")},
+        refused={("a", "topk"): "why"},
+        slow={(long, "smyrf")},
     )
-    dense, local, slow, odd = profile.table(["local", "slow", "odd"])
+    dense, local, slow, odd = profile.table([coterie.Local(), coterie.Smyrf(), coterie.TopK()])
     assert (dense.error, dense.seconds) == (0.0, 11.0)
     assert (local.mechanism, local.seconds) == ("local@900", 6.0)
     assert local.error == pytest.approx((0.03 / 2) ** 0.5)
-    assert (slow.mechanism, slow.seconds, slow.note) == ("slow", 24.0, "slower than dense")
+    assert (slow.mechanism, slow.seconds, slow.note) == ("smyrf", 24.0, "slower than dense")
     assert odd.note == "why"
     assert math.isnan(odd.seconds)
 
@@ -306,7 +306,7 @@ def test_a_candidate_that_starts_somewhere_starts_no_earlier():
             times={(short, DENSE): [1.0], (long, DENSE): [9.0], (short, name): [2.0], (long, name): [3.0]},
             shapes={"a": [short, long]},
         )
-        assert profile.table([name])[1].mechanism == label
+        assert profile.table([coterie.as_mechanism(name)])[1].mechanism == label
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")

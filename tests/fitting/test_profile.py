@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 import coterie
-from coterie.fitting.profile import profile
+from coterie.fitting.profile import _watch
+from coterie.fitting.task import Task
 from coterie.hosts import TorchHost
 from tests.cases import close, padding, tensors
 
@@ -27,7 +28,8 @@ def test_guests_do_not_count_however_the_keys_are_masked():
     real = padding(2, 41, [41, 17])
     for masks in ({"attn_mask": real[:, None, None]}, {"key_mask": real}):
         host = OneCall(q, k, v, guests=~real, **masks)
-        found = profile(host, [None], [coterie.Local(window=5)], lambda: None, lambda: False)
+        task = Task(host, [None], [], 0.9, [coterie.Local(window=5)], None, 0.0, lambda *_: None)
+        found = _watch(task)
         host.restore()
         (errors,) = found.errors["only", "local:window=5"].values()
         out, exact = (coterie.attention(q, k, v, m, key_mask=real) for m in ("local:window=5", "full"))

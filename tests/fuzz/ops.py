@@ -209,7 +209,7 @@ def _smyrf_orders(rng: random.Random) -> Arguments:
         "groups": _ints(4, batch, dtype=torch.int64),
         "rounds": rounds,
         "transform": rng.randint(0, 4),
-        "buckets": rng.random() < 0.3,
+        "e2lsh": rng.random() < 0.3,
         "query_order": _ints(1, batch, heads, rounds, queries),
         "key_order": _ints(1, batch, heads, rounds, keys),
         **_drawing(rng),

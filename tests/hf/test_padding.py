@@ -10,7 +10,7 @@ transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not
 
 import coterie  # noqa: E402
 import coterie.hf  # noqa: E402
-from tests.hf.families import BY_NAME, VOCABULARY, Family  # noqa: E402
+from tests.hf.families import BY_NAME, VOCABULARY, WIDE, Family  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
@@ -147,19 +147,9 @@ def test_a_mask_of_pairs_tells_padding_too():
 @pytest.mark.parametrize("mechanism", ["smyrf:rounds=2,cluster_size=8", "near-far:near=9", "topk:k=9"])
 def test_a_model_that_writes_ten_thousand_for_infinity(mechanism: str):
     """MarkupLM makes its own mask of keys, of −10,000; it is a mask of keys all the same."""
-    config = transformers.MarkupLMConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=48,
-        max_xpath_tag_unit_embeddings=8,
-        max_xpath_subs_unit_embeddings=8,
-        tag_pad_id=7,
-        subs_pad_id=7,
-        xpath_unit_hidden_size=8,
-        max_depth=4,
-    )
+    sizes = ("max_xpath_tag_unit_embeddings", "max_xpath_subs_unit_embeddings", "xpath_unit_hidden_size")
+    settings = WIDE | dict.fromkeys(sizes, 8) | {"vocab_size": VOCABULARY, "max_depth": 4}
+    config = transformers.MarkupLMConfig(**settings, tag_pad_id=7, subs_pad_id=7)
     torch.manual_seed(0)
     model = transformers.MarkupLMModel(config).eval()
     for name, weight in model.named_parameters():

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch.utils.checkpoint import checkpoint
 
 import coterie
+from coterie.mechanisms.base import Causality
 from tests.cases import CAUSAL, MECHANISMS, STRICT, close, padding, tensors
 
 pytestmark = pytest.mark.usefixtures("backend")
@@ -204,14 +205,37 @@ def test_the_levels_that_the_mechanisms_claim():
         "smyrf": "mask",
         "clustered": "none",
         "improved-clustered": "none",
-        "near-far": "mask, or strict with strict=True",
-        "reformer": "mask, or strict with strict=True",
+        "near-far": "mask",
+        "reformer": "mask",
         "routing": "mask",
         "local": "strict",
         "longformer": "strict",
         "topk": "strict",
         "full": "strict",
     }
+
+
+@pytest.mark.parametrize("cls", [coterie.NearFar, coterie.Reformer])
+def test_an_instance_says_which_level_it_gives(cls):
+    assert [cls(strict=strict).causality for strict in (False, True)] == ["mask", "strict"]
+    assert coterie.AtLeast(100, cls(strict=True)).causality == "strict"
+
+
+def test_a_word_for_causality_is_one_of_three():
+    """Plain words will do, and stay comparable with plain words."""
+
+    class Mine(coterie.Local):
+        causality = "none"
+
+    assert Mine.causality == "none"
+    assert Mine.causality is Causality.NONE
+    with pytest.raises(ValueError, match=r"is_causal: expected False for 'local'"):
+        Mine().plan(*tensors()[:2], is_causal=True)
+    message = r"^Unsure\.causality: expected one of 'none', 'mask', 'strict', got 'sometimes'$"
+    with pytest.raises(ValueError, match=message):
+
+        class Unsure(coterie.Local):
+            causality = "sometimes"
 
 
 # --- randomness ------------------------------------------------------------------------------------------------------

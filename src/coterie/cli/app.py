@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
 from importlib.util import find_spec
+from inspect import getattr_static
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -271,7 +272,7 @@ def mechanisms(as_json: Json = False) -> None:
         {
             "name": name,
             "settings": {f.name: f.default for f in fields(cls)},  # type: ignore[arg-type]
-            "causality": cls.causality,
+            "causality": str(getattr_static(cls, "causality")),  # which may depend on settings
             "what": (cls.__doc__ or "").strip().split(".")[0].split(":")[0],
         }
         for name, cls in coterie.list_mechanisms().items()

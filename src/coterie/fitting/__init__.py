@@ -1,6 +1,7 @@
 """`coterie.fit`: the cheapest attention that keeps a model's answers, with the proof."""
 
-from coterie.fitting.fit import Fit, fit
+from coterie.fitting.fit import fit
 from coterie.fitting.profile import Tried
+from coterie.fitting.result import Fit
 
 __all__ = ["Fit", "Tried", "fit"]

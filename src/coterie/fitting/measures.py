@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from coterie.checks import expect
-from coterie.hosts import HfHost, Host, without_labels
+from coterie.fitting.task import Task
+from coterie.hosts import DENSE, HfHost, Host, without_labels
 
 Measure = str | Callable[[Any, Any], float]
 _SLICE = 512  # tokens whose logits are there at the same time
@@ -79,6 +81,43 @@ class Fidelity:
             return float(dense / found) if found else float(dense == found)
         # found / dense, and the same for scores below 0: what is lost counts against the size of what there was
         return 1 - (dense - found) / abs(dense) if dense else float(found >= dense)
+
+
+class Remembered(NamedTuple):
+    """The dense model's answers to all batches: which of them were fitted on, and which are for the check."""
+
+    task: Task
+    scale: Fidelity
+    fitted: list[int]
+    checked: list[int]
+
+    def on_fitted(self, plan: Mapping[str, str]) -> dict[int, float]:
+        """The fidelity of a plan on the batches that were fitted on, by length."""
+        return self._of(plan, self.fitted)
+
+    def on_checked(self, plan: Mapping[str, str]) -> dict[int, float]:
+        """On those for the check."""
+        return self._of(plan, self.checked)
+
+    def _of(self, plan: Mapping[str, str], indices: list[int]) -> dict[int, float]:
+        self.task.host.put(self.task.whole(plan))
+        return self.scale.by_length(indices)
+
+
+def remember(task: Task, measure: Measure | None) -> Remembered:
+    """Run every batch densely, once."""
+    fitted, total = len(task.fitted), len(task.fitted) + len(task.checked)
+    scale = Fidelity(task.host, measure, task.fitted + task.checked)
+    task.host.put_everywhere(DENSE)
+    for index in range(total):
+        scale.remember(index)
+        task.tell("dense answers", index + 1, total)
+    return Remembered(task, scale, list(range(fitted)), list(range(fitted, total)))
+
+
+def least(scores: Mapping[int, float]) -> float:
+    """The worst of some lengths; NaN if one is."""
+    return math.nan if any(math.isnan(score) for score in scores.values()) else min(scores.values())
 
 
 def real_tokens(batch: Any, decoder: bool = False) -> Tensor | None:

@@ -6,15 +6,18 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from coterie.checks import expect
-from coterie.hosts import DENSE, Host
+from coterie.fitting.measures import length_of
+from coterie.fitting.task import Task
+from coterie.hosts import DENSE
 from coterie.mechanisms import Full, Mechanism
+from coterie.mechanisms.at_least import at_least
 from coterie.observe import Seen, observing
 
 
@@ -27,12 +30,6 @@ class Tried:
     error: float  # relative error of the attention's output; NaN if it was refused
     seconds: float  # of attention on all batches, the median over modules of this shape
     note: str = ""
-
-
-def _from(name: str, length: int) -> str:
-    """A mechanism from so many keys on; one that says so itself keeps the larger of the two."""
-    plain, _, own = name.partition("@")
-    return f"{plain}@{max(length, int(own or 0))}"
 
 
 class Shape(NamedTuple):
@@ -54,16 +51,17 @@ class Profile:
     refused: dict[tuple[str, str], str] = field(default_factory=dict)
     slow: set[tuple[Shape, str]] = field(default_factory=set)  # for this shape, slower than dense
 
-    def table(self, candidates: list[str]) -> list[Tried]:
+    def table(self, candidates: list[Mechanism]) -> list[Tried]:
         """Everything that was tried; dense attention first."""
         rows = []
         for module, shapes in self.shapes.items():
             rows.append(Tried(module, DENSE, 0.0, sum(self._seconds(shape, DENSE) for shape in shapes)))
-            rows += [self._row(module, name) for name in candidates]
+            rows += [self._row(module, mechanism) for mechanism in candidates]
         return rows
 
-    def _row(self, module: str, name: str) -> Tried:
+    def _row(self, module: str, mechanism: Mechanism) -> Tried:
         """A candidate, dense at the lengths where it does not pay."""
+        name = str(mechanism)
         if (module, name) in self.refused:
             return Tried(module, name, float("nan"), float("nan"), self.refused[module, name])
         shapes, errors = self.shapes[module], self.errors.get((module, name), {})
@@ -78,7 +76,7 @@ class Profile:
         short = [shape for shape in shapes if shape.keys[2] < first]
         seconds = sum(self._seconds(s, name) for s in long) + sum(self._seconds(s, DENSE) for s in short)
         error = (sum(statistics.fmean(errors[shape]) for shape in long) / len(shapes)) ** 0.5
-        return Tried(module, _from(name, first) if short else name, error, seconds)
+        return Tried(module, str(at_least(first, mechanism)) if short else name, error, seconds)
 
     def _seconds(self, shape: Shape, name: str) -> float:
         return statistics.median(self.times[shape, name])
@@ -91,27 +89,49 @@ class Profile:
         return sum(self._seconds(s, name) for s in shapes) < sum(self._seconds(s, DENSE) for s in shapes)
 
 
+class Profiled(NamedTuple):
+    """Everything that was tried, and at which numbers of tokens."""
+
+    table: list[Tried]
+    lengths: list[int]
+    notes: list[str]
+
+
+def profile(task: Task) -> Profiled:
+    """Try every candidate in every module, with at most half of the time budget."""
+    found = _watch(task)
+    reached = {shape.batch for shapes in found.shapes.values() for shape in shapes}
+    lengths = sorted({length_of(task.fitted[index]) for index in reached})
+    notes = []
+    if len(reached) < len(task.fitted):
+        notes.append(
+            f"Half of the time budget was used up by {len(reached)} of {len(task.fitted)} batches: candidates were "
+            f"tried at {', '.join(map(str, lengths))} tokens."
+        )
+    return Profiled(found.table(task.candidates), lengths, notes)
+
+
 @torch.no_grad()
-def profile(
-    host: Host,
-    batches: list[Any],
-    candidates: list[Mechanism],
-    tick: Callable[[], None],
-    out_of_time: Callable[[], bool],
-) -> Profile:
-    """Run the batches densely and try the candidates on the way; `tick` is called for each module and batch."""
-    found = Profile()
-    host.put_everywhere("full")
-    with host.watching():
-        for index, batch in enumerate(batches):
-            if index and out_of_time():
+def _watch(task: Task) -> Profile:
+    """Run the batches densely and try the candidates on the way."""
+    found, done, total = Profile(), 0, len(task.host.names) * len(task.fitted)
+    task.host.put_everywhere("full")
+
+    def tick() -> None:
+        nonlocal done
+        done += 1
+        task.tell("candidates", done, max(total, done))
+
+    with task.host.watching():
+        for index, batch in enumerate(task.fitted):
+            if index and task.out_of_time(0.5):
                 break
 
             def observer(seen: Seen, index: int = index) -> None:
-                _try(found, host.current, index, seen, candidates, tick)
+                _try(found, task.host.current, index, seen, task.candidates, tick)
 
             with observing(observer):
-                host.run(batch)
+                task.host.run(batch)
     expect(bool(found.shapes), "batches", "inputs that reach an attention module with more than a few queries", "none")
     return found
 

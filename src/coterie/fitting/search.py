@@ -5,11 +5,43 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from itertools import pairwise
+from typing import NamedTuple
 
-from coterie.fitting.profile import Tried
+from coterie.fitting.measures import Remembered, least
+from coterie.fitting.profile import Profiled, Tried
+from coterie.fitting.task import Task
 from coterie.hosts import DENSE
 
 Choices = dict[str, str]
+
+
+class Searched(NamedTuple):
+    """Plans from the fastest to all dense, and the first that holds on the fitted batches."""
+
+    plans: list[Choices]
+    chosen: int
+    scores: dict[int, float]  # of the plans that were run: the worst fidelity of all lengths
+    notes: list[str]
+
+
+def search(task: Task, remembered: Remembered, profiled: Profiled) -> Searched:
+    """The cheapest plan that holds on the batches that are fitted on."""
+    plans = path(profiled.table)
+    scores = {len(plans) - 1: 1.0}  # all dense
+    steps = max(1, (len(plans) - 1).bit_length())
+
+    def holds(plan: Choices) -> bool:
+        index = plans.index(plan)
+        if index not in scores:
+            scores[index] = least(remembered.on_fitted(plan))
+            task.tell("search", min(len(scores) - 1, steps), steps)
+        return scores[index] >= task.target
+
+    chosen = cheapest(plans, holds, task.out_of_time)
+    notes = []
+    if task.out_of_time():
+        notes.append(f"The time budget of {task.budget:g} s was used up: a cheaper plan may hold, too.")
+    return Searched(plans, chosen, scores, notes)
 
 
 def path(table: list[Tried]) -> list[Choices]:

@@ -9,7 +9,9 @@ from coterie.hf import version
 version.check()  # before anything that an older one does not have
 
 from coterie.hf.attend import FEW_QUERIES  # noqa: E402
-from coterie.hf.model import Layer, apply, attention_modules, describe, load, undo, use  # noqa: E402
+from coterie.hf.layers import Layer, describe  # noqa: E402
+from coterie.hf.loading import load  # noqa: E402
+from coterie.hf.model import apply, attention_modules, undo, use  # noqa: E402
 from coterie.hf.positions import extend_positions  # noqa: E402
 
 __all__ = [

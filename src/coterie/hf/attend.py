@@ -36,7 +36,7 @@ _REFUSED = {
 }
 
 
-class Call(NamedTuple):
+class Asked(NamedTuple):
     """What one layer's attention is asked for."""
 
     module: nn.Module
@@ -62,7 +62,7 @@ def attend(
     """Hugging Face's attention interface: (B, H, Nq, D) queries, (B, Hk, Nk, D) keys; the output is (B, Nq, H, Dv)."""
     _refuse(module, rest)
     choice.count(module)
-    call = Call(module, query, key, value, scaling, dropout)
+    call = Asked(module, query, key, value, scaling, dropout)
     causal = is_causal if is_causal is not None else bool(getattr(module, "is_causal", False))
     rules = _rules(call, attention_mask, causal)
     pairs = attention_mask if rules is None else None
@@ -94,7 +94,7 @@ class Who(NamedTuple):
         return (last_key - last_query).to(torch.int32)
 
 
-def _who(call: Call, rules: Rules | None, pairs: Tensor | None) -> Who:
+def _who(call: Asked, rules: Rules | None, pairs: Tensor | None) -> Who:
     batch, count = call.q.shape[0], call.q.shape[2]
     everyone = call.q.new_ones(batch, count, dtype=torch.bool)
     if rules is not None:
@@ -117,12 +117,11 @@ def _runs(mechanism: Mechanism | None, who: Who, rules: Rules | None) -> Mechani
     """What runs, None for dense attention. A sample counts its own tokens, so that its padding does not matter."""
     if mechanism is None:
         return None
-    queries, keys = who.queries.shape[1], who.keys.shape[1]
     length, inner = (mechanism.length, mechanism.inner) if isinstance(mechanism, AtLeast) else (0, mechanism)
-    if keys < length or queries <= FEW_QUERIES:
-        return None
     window, causal = (0, False) if rules is None else (rules.window, rules.causal)
     mixed = BySample(inner, length, FEW_QUERIES, window)
+    if mixed.too_small(who.queries.shape[1], who.keys.shape[1]):
+        return None
     if torch.compiler.is_compiling():
         return mixed
     windowed, dense = mixed.windowed(who.keys, causal), mixed.dense(who.queries, who.keys)
@@ -146,7 +145,7 @@ def _refuse(module: nn.Module, rest: dict[str, Any]) -> None:
         raise ValueError(f"{type(module).__name__} asks for {what}; attn_implementation='coterie' does not support it.")
 
 
-def _rules(call: Call, mask: Tensor | None, causal: bool) -> Rules | None:
+def _rules(call: Asked, mask: Tensor | None, causal: bool) -> Rules | None:
     """The mask as a rule, if it is one."""
     batch, queries, keys = call.q.shape[0], call.q.shape[2], call.k.shape[2]
     if mask is None:
@@ -171,7 +170,7 @@ def _rules(call: Call, mask: Tensor | None, causal: bool) -> Rules | None:
 
 
 def _clustered(
-    call: Call, mechanism: Mechanism, who: Who, rules: Rules | None, pairs: Tensor | None, bias: Tensor | None
+    call: Asked, mechanism: Mechanism, who: Who, rules: Rules | None, pairs: Tensor | None, bias: Tensor | None
 ) -> Tensor:
     settings: dict[str, Any] = {"key_mask": who.keys, "query_mask": who.queries}
     if pairs is not None and pairs.is_floating_point():
@@ -208,7 +207,7 @@ def _clustered(
     return out
 
 
-def _dense(call: Call, rules: Rules | None, pairs: Tensor | None, bias: Tensor | None) -> Tensor:
+def _dense(call: Asked, rules: Rules | None, pairs: Tensor | None, bias: Tensor | None) -> Tensor:
     """Every pair, by PyTorch's own attention."""
     causal = False
     if rules is not None:

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from coterie.checks import expect
+from coterie.hf import stored
+from coterie.hf.sites import Site
 from coterie.mechanisms import Mechanism, NearFar, as_mechanism
 
 DENSE = "dense"
-_MECHANISM, _INDEX, _CALLS, _KIND = "_coterie_mechanism", "_coterie_index", "_coterie_calls", "_coterie_kind"
+_KEY = "_coterie"
+
+
+@dataclass
+class _State:
+    """All that Coterie knows of one attention module."""
+
+    mechanism: Mechanism | None  # None is dense
+    index: int  # of its layer
+    kind: str = ""  # "self", "cross" or unknown
+    name: str | None = None  # in the model that was taken over, if one was
+    calls: int = 0  # of attention that have reached Coterie
 
 
 def parse(spec: Any) -> Mechanism | None:
@@ -19,42 +32,46 @@ def parse(spec: Any) -> Mechanism | None:
     return None if spec is None or spec == DENSE else as_mechanism(spec)
 
 
-def stored_modules(stored: Any) -> dict[str, Any]:
-    """The mechanism of each module, in what a config or a JSON file holds: anybody may have written that."""
-    modules = stored.get("modules") if isinstance(stored, dict) else None
-    expect(isinstance(modules, dict), "stored choice", '{"modules": {name: mechanism}}', ascii(stored)[:100])
-    assert isinstance(modules, dict)
-    return modules
+def _state(module: nn.Module) -> _State | None:
+    return module.__dict__.get(_KEY)
 
 
-def put(module: nn.Module, mechanism: Mechanism | None, index: int, kind: str = "") -> None:
-    """Let this mechanism run in this module; its kind is "self", "cross" or unknown."""
-    module.__dict__.update({_MECHANISM: mechanism, _INDEX: index, _KIND: kind})
-    module.__dict__.setdefault(_CALLS, 0)
+def put(site: Site, mechanism: Mechanism | None) -> None:
+    """Let this mechanism run in the module of a site."""
+    state = _State(mechanism, site.number, site.kind, site.name, calls(site.module))
+    site.module.__dict__[_KEY] = state
 
 
 def take(module: nn.Module) -> None:
     """Forget what was put."""
-    for name in (_MECHANISM, _INDEX, _CALLS, _KIND):
-        module.__dict__.pop(name, None)
-
-
-def is_put(module: nn.Module) -> bool:
-    """Whether `put` was called."""
-    return _MECHANISM in module.__dict__
+    module.__dict__.pop(_KEY, None)
 
 
 def of(module: nn.Module) -> Mechanism | None:
     """What runs in this module; restored from its config at the first call, near-far if nothing is stored there."""
-    if not is_put(module):
-        put(module, _stored(module), index(module))
-    mechanism: Mechanism | None = module.__dict__[_MECHANISM]
-    return mechanism
+    state = _state(module)
+    if state is None:
+        state = _State(parse(stored.spec_for(module, NearFar())), draws(module))
+        module.__dict__[_KEY] = state
+    return state.mechanism
+
+
+def text(module: nn.Module) -> str:
+    """What runs, as a string."""
+    mechanism = of(module)
+    return DENSE if mechanism is None else str(mechanism)
 
 
 def index(module: nn.Module) -> int:
     """The module's layer."""
-    return int(module.__dict__.get(_INDEX, draws(module)))
+    state = _state(module)
+    return draws(module) if state is None else state.index
+
+
+def name(module: nn.Module) -> str | None:
+    """The module's name in the model that was taken over, None if none was."""
+    state = _state(module)
+    return None if state is None else state.name
 
 
 def crosses(module: nn.Module) -> bool:
@@ -62,9 +79,9 @@ def crosses(module: nn.Module) -> bool:
 
     Where nobody has said, decoders tell: their own attention does hide it.
     """
-    kind = module.__dict__.get(_KIND, "")
-    if kind:
-        return bool(kind == "cross")
+    state = _state(module)
+    if state is not None and state.kind:
+        return state.kind == "cross"
     return bool(getattr(module, "is_decoder", False)) or "cross" in type(module).__name__.lower()
 
 
@@ -75,29 +92,12 @@ def draws(module: nn.Module) -> int:
 
 def count(module: nn.Module) -> None:
     """Attention has reached Coterie in this module."""
-    if not torch.compiler.is_compiling():
-        module.__dict__[_CALLS] = calls(module) + 1
+    state = _state(module)
+    if state is not None and not torch.compiler.is_compiling():
+        state.calls += 1
 
 
 def calls(module: nn.Module) -> int:
     """How often that was."""
-    return int(module.__dict__.get(_CALLS, 0))
-
-
-def _stored(module: Any) -> Mechanism | None:
-    stored: dict[str, Any] | None = getattr(module.config, "coterie", None)
-    if stored is None:
-        return NearFar()
-    specs = list(stored_modules(stored).values())
-    if specs and all(spec == specs[0] for spec in specs):
-        return parse(specs[0])
-    by_layer = stored.get("by_layer")
-    layer = getattr(module, "layer_idx", None)
-    if by_layer is None or layer is None:
-        raise ValueError(
-            f"the stored choice differs between the layers of this model, and {type(module).__name__} does not know "
-            "which one it is: load the model with coterie.hf.load(path)."
-        )
-    known = isinstance(by_layer, dict) and str(layer) in by_layer
-    expect(known, "stored choice", f"a mechanism for layer {layer}", ascii(by_layer)[:100])
-    return parse(by_layer[str(layer)])
+    state = _state(module)
+    return 0 if state is None else state.calls

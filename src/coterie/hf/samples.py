@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from coterie.mechanisms import Full, Local, Mechanism, Tokens
-from coterie.mechanisms.at_least import Around
+from coterie.mechanisms.at_least import Around, long_enough
 from coterie.plan import Plan
 from coterie.plan.mixing import by_sample
 
@@ -32,9 +32,13 @@ class BySample(Around):
 
     name: ClassVar[str] = "by-sample"
 
+    def too_small(self, queries: int, keys: int) -> bool:
+        """Whether every pair meets in all samples of a batch with so many queries and keys."""
+        return keys < self.length or queries <= self.few
+
     def dense(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Samples where every pair meets, (B,) bool, by the masks of their tokens."""
-        return (keys.sum(-1) < self.length) | (queries.sum(-1) <= self.few)
+        return ~long_enough(keys, self.length) | (queries.sum(-1) <= self.few)
 
     def windowed(self, keys: Tensor, causal: bool) -> Tensor:
         """Samples whose last key is too far from their first one, (B,) bool."""

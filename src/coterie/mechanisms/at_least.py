@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
+from torch import Tensor
+
 from coterie.call import Call, readable
 from coterie.checks import expect_int, expect_type
 from coterie.mechanisms.base import Mechanism, plan_call
@@ -74,11 +76,11 @@ class AtLeast(Around):
             return Full()._plan(call)
         if call.key_mask is None:
             return plan_call(self.inner, call)
-        all_short = readable(call.key_mask) and not bool((call.key_mask.sum(-1) >= self.length).any())
+        all_short = readable(call.key_mask) and not bool(long_enough(call.key_mask, self.length).any())
         return Full()._plan(call) if all_short else super()._plan(call)
 
     def build(self, tokens: Tokens) -> Plan:
-        long = tokens.real_keys[1] >= self.length
+        long = long_enough(tokens.key_mask, self.length)
         return by_sample(long, lambda: self.inner.build(tokens), lambda: Full().build(tokens))
 
     def to_dict(self) -> dict[str, Any]:
@@ -88,8 +90,18 @@ class AtLeast(Around):
         return f"{self.inner}@{self.length}"
 
 
+def long_enough(key_mask: Tensor, length: int) -> Tensor:
+    """Samples with at least so many real keys, (B,) bool."""
+    return key_mask.sum(-1) >= length
+
+
 def at_least(length: int, mechanism: Mechanism) -> Mechanism:
-    """The mechanism from this many keys on, or from where it says itself if that is more; 0 changes nothing."""
+    """The mechanism from this many keys on, or from where it says itself if that is more; 0 changes nothing.
+
+    >>> import coterie
+    >>> str(at_least(100, coterie.Local(window=8))), str(at_least(100, coterie.as_mechanism("local:window=8@200")))
+    ('local:window=8@100', 'local:window=8@200')
+    """
     if length == 0:
         return mechanism
     if isinstance(mechanism, AtLeast):

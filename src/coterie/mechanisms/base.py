@@ -6,13 +6,14 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import MISSING, asdict, fields, is_dataclass
+from enum import StrEnum
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
 
 from coterie.call import Call, no_autocast
-from coterie.checks import expect, expect_type
+from coterie.checks import expect, expect_choice, expect_type
 from coterie.plan import Plan
 from coterie.plan.guests import seat
 from coterie.planning.tokens import Tokens
@@ -20,6 +21,24 @@ from coterie.planning.tokens import Tokens
 _REGISTRY: dict[str, type[Mechanism]] = {}
 _FIELDS: dict[str, tuple[str, ...]] = {}  # of each, as a graph cannot be compiled through dataclasses.fields
 _Class = TypeVar("_Class", bound="type[Mechanism]")
+
+
+class Causality(StrEnum):
+    """What a mechanism promises where the future is hidden; see the user guide."""
+
+    NONE = "none"
+    MASK = "mask"
+    STRICT = "strict"
+
+
+class StrictIfAsked:
+    """The causality of a mechanism with a field `strict`: of an instance what it gives, of the class its default."""
+
+    def __get__(self, mechanism: Any, cls: type) -> Causality:
+        return Causality.STRICT if mechanism is not None and mechanism.strict else Causality.MASK
+
+    def __str__(self) -> str:
+        return "mask, or strict with strict=True"
 
 
 class Mechanism(ABC):
@@ -56,9 +75,16 @@ class Mechanism(ABC):
     """
 
     name: ClassVar[str] = ""
-    causality: ClassVar[str] = "mask"
+    causality: ClassVar[str] = Causality.MASK  # a subclass may write the plain word
     per_query: ClassVar[bool] = False
     size_field: ClassVar[str | None] = None
+
+    def __init_subclass__(cls, **settings: Any) -> None:
+        super().__init_subclass__(**settings)
+        word = cls.__dict__.get("causality")
+        if isinstance(word, str):
+            expect_choice(f"{cls.__name__}.causality", word, tuple(level.value for level in Causality))
+            cls.causality = Causality(word)
 
     def __post_init__(self) -> None:
         self.check()

@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from coterie.checks import expect_choice, expect_int
-from coterie.mechanisms.base import Mechanism, register
+from coterie.checks import expect_choice, expect_int, expect_seed
+from coterie.mechanisms.base import Causality, Mechanism, register
 from coterie.plan import Means, Plan, Round
 from coterie.planning.orders import Parts, compact
 from coterie.planning.tokens import Tokens
@@ -57,27 +57,36 @@ class QueryClusters:
         )
 
 
-@dataclass(frozen=True)
 class QueryClustering(Mechanism):
-    """The fields and the k-means that Clustered and ImprovedClustered share."""
+    """The k-means of queries that Clustered and ImprovedClustered share.
 
-    causality: ClassVar[str] = "none"
+    Both have these fields, each in its own order.
+    """
 
-    def _check_clustering(self, clusters: int, iterations: int, space: str, bits: int, seed: int) -> None:
-        expect_int("clusters", clusters, at_least=1)
-        expect_int("iterations", iterations, at_least=0)
-        expect_choice("space", space, ("hamming", "euclidean"))
-        expect_int("bits", bits, at_least=1)
-        expect_int("seed", seed, at_least=0, at_most=2**63 - 1)
+    clusters: int
+    iterations: int
+    space: str
+    bits: int
+    seed: int
 
-    @staticmethod
-    def _cluster(tokens: Tokens, clusters: int, iterations: int, space: str, bits: int, seed: int) -> QueryClusters:
-        if space == "hamming":
-            labels = tokens.steps.hamming_clusters(tokens, clusters, iterations, bits, seed)
+    causality: ClassVar[str] = Causality.NONE
+
+    def check(self) -> None:
+        expect_int("clusters", self.clusters, at_least=1)
+        expect_int("iterations", self.iterations, at_least=0)
+        expect_choice("space", self.space, ("hamming", "euclidean"))
+        expect_int("bits", self.bits, at_least=1)
+        expect_seed(self.seed)
+
+    def _cluster(self, tokens: Tokens) -> QueryClusters:
+        if self.space == "hamming":
+            labels = tokens.steps.hamming_clusters(tokens, self.clusters, self.iterations, self.bits, self.seed)
         else:
             parts = Parts.whole(tokens.query_mask)
-            labels, _ = tokens.steps.kmeans(tokens.raw_q, parts, clusters, iterations, seed=seed, layer=tokens.layer)
-        order, offsets = tokens.steps.group_by(labels, tokens.query_mask[:, None], clusters)
+            labels, _ = tokens.steps.kmeans(
+                tokens.raw_q, parts, self.clusters, self.iterations, seed=self.seed, layer=tokens.layer
+            )
+        order, offsets = tokens.steps.group_by(labels, tokens.query_mask[:, None], self.clusters)
         return QueryClusters(labels, order, offsets)
 
 
@@ -115,10 +124,7 @@ class Clustered(QueryClustering):
     bits: int = 63
     seed: int = 0
 
-    def check(self) -> None:
-        self._check_clustering(self.clusters, self.iterations, self.space, self.bits, self.seed)
-
     def build(self, tokens: Tokens) -> Plan:
-        found = self._cluster(tokens, self.clusters, self.iterations, self.space, self.bits, self.seed)
+        found = self._cluster(tokens)
         answer = found.row_of_members(tokens, tokens.sizes.queries)
         return tokens.plan((found.meet_everyone(tokens),), query_means=found.means(1), answer=answer)

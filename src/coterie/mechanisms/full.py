@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from coterie.mechanisms.base import Mechanism, register
+from coterie.mechanisms.base import Causality, Mechanism, register
 from coterie.plan import Plan, Round
 from coterie.planning.tokens import Tokens
 
@@ -25,7 +25,7 @@ class Full(Mechanism):
         True
     """
 
-    causality: ClassVar[str] = "strict"
+    causality: ClassVar[str] = Causality.STRICT
     per_query: ClassVar[bool] = True
 
     def build(self, tokens: Tokens) -> Plan:

@@ -48,11 +48,11 @@ class ImprovedClustered(QueryClustering):
     seed: int = 0
 
     def check(self) -> None:
-        self._check_clustering(self.clusters, self.iterations, self.space, self.bits, self.seed)
+        super().check()
         expect_int("topk", self.topk, at_least=1)
 
     def build(self, tokens: Tokens) -> Plan:
-        found = self._cluster(tokens, self.clusters, self.iterations, self.space, self.bits, self.seed)
+        found = self._cluster(tokens)
         top, num_top = self._top_keys(tokens, found)
         real = torch.arange(top.shape[-1], device=top.device) < num_top
         skip = torch.where(real, top, -1).cummax(-1).values  # ascending to the end: the last one over again
@@ -72,7 +72,7 @@ class ImprovedClustered(QueryClustering):
         centroids = tokens.steps.cluster_means(tokens, found.labels, found.clusters)
         width = min(self.topk, sizes.keys)
         top = tokens.steps.top_keys(tokens, tokens.scale * centroids, width)
-        return top, tokens.real_keys[1].clamp(max=width)[:, None, None, None]
+        return top, tokens.key_mask.sum(-1).clamp(max=width)[:, None, None, None]
 
     @staticmethod
     def _near(tokens: Tokens, found: QueryClusters, top: Tensor, num_top: Tensor) -> Round:

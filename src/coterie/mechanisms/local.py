@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from coterie.checks import expect_int
-from coterie.mechanisms.base import Mechanism, register
+from coterie.mechanisms.base import Causality, Mechanism, register
 from coterie.plan import Plan, Round
 from coterie.planning.orders import ceil_div, compact
 from coterie.planning.tokens import Tokens
@@ -69,7 +69,7 @@ class Local(Mechanism):
 
     window: int = 256
 
-    causality: ClassVar[str] = "strict"
+    causality: ClassVar[str] = Causality.STRICT
     per_query: ClassVar[bool] = True
 
     def check(self) -> None:

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from coterie.checks import expect_int
-from coterie.mechanisms.base import Mechanism, register
+from coterie.mechanisms.base import Causality, Mechanism, register
 from coterie.mechanisms.local import window_of, windowed
 from coterie.plan import Plan, Round
 from coterie.planning.orders import compact
@@ -39,7 +39,7 @@ class Longformer(Mechanism):
     window: int = 256
     global_tokens: int = 1
 
-    causality: ClassVar[str] = "strict"
+    causality: ClassVar[str] = Causality.STRICT
     per_query: ClassVar[bool] = True
 
     def check(self) -> None:

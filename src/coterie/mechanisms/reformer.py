@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from coterie.checks import expect_int, expect_type
-from coterie.mechanisms.base import Mechanism, register
+from coterie.checks import expect_int, expect_seed, expect_type
+from coterie.mechanisms.base import Mechanism, StrictIfAsked, register
 from coterie.plan import Plan, Round
 from coterie.planning.orders import balanced_offsets, ceil_div
 from coterie.planning.tokens import Tokens
@@ -49,16 +48,16 @@ class Reformer(Mechanism):
     strict: bool = False
     seed: int = 0
 
-    causality: ClassVar[str] = "mask, or strict with strict=True"
+    causality = StrictIfAsked()
 
     def check(self) -> None:
         expect_int("rounds", self.rounds, at_least=1)
         expect_int("chunk_size", self.chunk_size, at_least=1)
         expect_type(isinstance(self.strict, bool), "strict", "a bool", type(self.strict).__name__)
-        expect_int("seed", self.seed, at_least=0, at_most=2**63 - 1)
+        expect_seed(self.seed)
 
     def build(self, tokens: Tokens) -> Plan:
-        chunks = ((tokens.real_keys[1] + self.chunk_size - 1) // self.chunk_size).clamp(min=1)
+        chunks = ((tokens.key_mask.sum(-1) + self.chunk_size - 1) // self.chunk_size).clamp(min=1)
         capacity = max(2, ceil_div(tokens.sizes.keys, self.chunk_size))  # 1 would be a graph of its own
         columns, most = (chunks + 1) // 2, (capacity + 1) // 2
         query_buckets, key_buckets = tokens.steps.buckets(tokens, columns, most, self.rounds, "none", self.seed)
@@ -76,7 +75,7 @@ class Reformer(Mechanism):
         tokens: Tokens, query_buckets: Tensor, key_buckets: Tensor, chunks: Tensor, capacity: int
     ) -> Round:
         """Sorted by bucket, cut evenly; each chunk also meets the chunk of keys before it."""
-        num_queries, num_keys = tokens.real_queries[1], tokens.real_keys[1]
+        num_queries, num_keys = tokens.query_mask.sum(-1), tokens.key_mask.sum(-1)
         key_offsets = balanced_offsets(num_keys, chunks, capacity)
         before = key_offsets[:, (torch.arange(capacity, device=tokens.device) - 1).clamp(min=0)]
         return Round(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from coterie.checks import expect_int
+from coterie.checks import expect_int, expect_seed
 from coterie.mechanisms.base import Mechanism, register
 from coterie.plan import Plan, Round
 from coterie.planning.tokens import Tokens
@@ -46,14 +46,14 @@ class Routing(Mechanism):
         expect_int("clusters", self.clusters, at_least=1)
         expect_int("window", self.window, at_least=1)
         expect_int("iterations", self.iterations, at_least=0)
-        expect_int("seed", self.seed, at_least=0, at_most=2**63 - 1)
+        expect_seed(self.seed)
 
     def build(self, tokens: Tokens) -> Plan:
         centroids, labels = tokens.steps.routing_centroids(tokens, self.clusters, self.iterations, self.seed)
         query_order, query_offsets = tokens.steps.group_by(labels, tokens.query_mask[:, None], self.clusters)
         width = min(self.window, tokens.sizes.keys)
         top = tokens.steps.top_keys(tokens, centroids, width, unit=True)
-        count = tokens.real_keys[1].clamp(max=width)[:, None]
+        count = tokens.key_mask.sum(-1).clamp(max=width)[:, None]
         start = (torch.arange(self.clusters, device=tokens.device) * width).expand(tokens.sizes.batch, -1)
         return tokens.plan(
             (

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from coterie import draws
-from coterie.checks import expect, expect_choice, expect_int, expect_type
+from coterie.checks import expect, expect_choice, expect_int, expect_seed, expect_type
 from coterie.mechanisms.base import Mechanism, register
 from coterie.plan import Duplicates, Plan, Round
 from coterie.planning import hashing
@@ -89,7 +89,7 @@ class Smyrf(Mechanism):
         expect_choice("transform", self.transform, hashing.TRANSFORMS)
         expect_choice("hash", self.hash, hashing.HASHES)
         expect_choice("duplicates", self.duplicates, ("count", "once"))
-        expect_int("seed", self.seed, at_least=0, at_most=2**63 - 1)
+        expect_seed(self.seed)
         expect_type(isinstance(self.resample, bool), "resample", "a bool", type(self.resample).__name__)
 
     def _check_rounds(self) -> None:
@@ -156,7 +156,7 @@ class Smyrf(Mechanism):
 
     def _orders(self, tokens: Tokens, rounds: int) -> Orders:
         """Queries and keys sorted by hash, and cut into groups."""
-        num_queries, num_keys = tokens.real_queries[1], tokens.real_keys[1]
+        num_queries, num_keys = tokens.query_mask.sum(-1), tokens.key_mask.sum(-1)
         # Never more groups than keys, or some queries would meet nobody.
         groups = torch.minimum((num_queries + self.cluster_size - 1) // self.cluster_size, num_keys).clamp(min=1)
         capacity = max(2, ceil_div(tokens.sizes.queries, self.cluster_size))  # 1 would be a graph of its own

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from coterie.checks import expect_int
-from coterie.mechanisms.base import Mechanism, register
+from coterie.mechanisms.base import Causality, Mechanism, register
 from coterie.plan import Plan, Round
 from coterie.planning.tokens import Tokens
 
@@ -33,7 +33,7 @@ class TopK(Mechanism):
 
     k: int = 32
 
-    causality: ClassVar[str] = "strict"
+    causality: ClassVar[str] = Causality.STRICT
     per_query: ClassVar[bool] = True
 
     def check(self) -> None:

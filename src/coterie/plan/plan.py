@@ -16,6 +16,7 @@ _SETTINGS = ("num_queries", "num_keys", "key_heads", "causal", "once")
 
 
 def _check_index(name: str, index: Tensor, shape: tuple[int | None, ...]) -> None:
+    """An int32 tensor of this shape; None is any size."""
     expect_type(isinstance(index, Tensor), name, "a tensor", type(index).__name__)
     fits = index.ndim == len(shape) and all(
         want is None or want == got for want, got in zip(shape, index.shape, strict=True)
@@ -250,13 +251,16 @@ class Plan:
                 _check_index(name, rows, (self.batch, self.heads, self.num_queries))
                 expect(self.query_means is not None, name, "query_means to point to", "none")
         expect(self.mass is None or self.answer is not None, "mass", "an answer to be merged with", "none")
-        devices = {str(tensor.device) for tensor in self._tensors()}
-        expect(len(devices) <= 1, "plan", "all tensors on one device", sorted(devices))
+        devices = {x.device for x in self._tensors()}
+        expect(len(devices) <= 1, "plan", "all tensors on one device", sorted(map(str, devices)))
 
     def _tensors(self) -> list[Tensor]:
-        parts = [part for part in (self, *self.rounds, self.query_means, self.key_means) if part is not None]
-        found = [getattr(part, f.name) for part in parts for f in fields(part)]
-        return [x for x in found if isinstance(x, Tensor)]
+        found = [self.offset, self.self_keys, self.answer, self.mass]
+        for r in self.rounds:
+            found += [r.query_order, r.query_offsets, r.key_order, r.key_start, r.key_stop, r.bias, r.skip]
+        for means in (self.query_means, self.key_means):
+            found += [] if means is None else [means.order, means.start, means.stop, means.positions]
+        return [x for x in found if x is not None]
 
     @property
     def batch(self) -> int:

@@ -5,6 +5,8 @@ Starts are drawn among the real tokens by rank, so a sample's clusters do not de
 
 from __future__ import annotations
 
+from typing import NotRequired, TypedDict
+
 import torch
 from torch import Tensor
 
@@ -13,6 +15,22 @@ from coterie.draws import Stream
 from coterie.planning.orders import compact
 
 _BUDGET = 1 << 22  # distances in memory at a time
+
+
+class Draws(TypedDict):
+    """What the tokens to start from, and to train on, are drawn by."""
+
+    seed: int | Tensor
+    layer: int
+    per_head: NotRequired[bool]
+
+
+class Options(Draws, total=False):
+    """How k-means runs, as in `euclidean_kmeans`."""
+
+    counts: Tensor | None
+    sample: int
+    centroids: Tensor | None
 
 
 def starts(

@@ -28,9 +28,14 @@ class Parts:
         zero = torch.zeros_like(count)[:, None]
         return Parts(order, zero.to(torch.int32), count[:, None].to(torch.int32))
 
+    @property
+    def sizes(self) -> Tensor:
+        """(B, P) int64: how many rows each part has."""
+        return (self.stop - self.start).long()
+
     def rows(self) -> tuple[Tensor, Tensor]:
         """The rows of each part, (B, P, longest) int64, and which of these slots are used."""
-        longest = int((self.stop - self.start).max()) if self.start.numel() else 0
+        longest = int(self.sizes.max()) if self.start.numel() else 0
         slot = self.start[..., None].long() + torch.arange(longest, device=self.order.device)
         used = slot < self.stop[..., None]
         slot = torch.where(used, slot, 0)
@@ -52,7 +57,7 @@ def rounded(scores: Tensor) -> Tensor:
 def compact(mask: Tensor) -> tuple[Tensor, Tensor]:
     """Positions of the True entries first, in order: (…, N) int32, and how many there are: (…) int64."""
     upto = mask.cumsum(-1)
-    count = mask.sum(-1)
+    count = upto[..., -1] if mask.shape[-1] else mask.sum(-1)
     place = torch.arange(mask.shape[-1], device=mask.device)
     rank = torch.where(mask, upto - 1, place - upto + count[..., None])
     order = torch.empty(mask.shape, dtype=torch.int32, device=mask.device)

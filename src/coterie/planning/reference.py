@@ -1,8 +1,8 @@
-"""Planning steps in plain PyTorch: the definition of what a plan holds."""
+"""Planning steps in plain PyTorch: the definition of what a plan holds. `Steps` says what each one gives."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
 import torch
 from torch import Tensor
@@ -11,32 +11,20 @@ from coterie import draws
 from coterie.draws import Stream
 from coterie.plan import Means
 from coterie.planning import hashing
-from coterie.planning.kmeans import euclidean_kmeans, hamming_kmeans, member_sums, nearest
-from coterie.planning.orders import Parts, group_by, order_by, rounded, top_indices
+from coterie.planning.kmeans import Options, euclidean_kmeans, hamming_kmeans, member_sums, nearest
+from coterie.planning.orders import Parts, rounded, top_indices
+from coterie.planning.orders import group_by as group_by  # steps as they are
+from coterie.planning.orders import order_by as order_by
 
 if TYPE_CHECKING:
     from coterie.planning.tokens import Tokens
 
 _BUDGET = 1 << 22  # scores in memory at a time
 
-__all__ = [
-    "buckets",
-    "cluster_means",
-    "group_by",
-    "hamming_clusters",
-    "kmeans",
-    "near_keys",
-    "order_by",
-    "routing_centroids",
-    "smyrf_orders",
-    "top_keys",
-]
-
 
 def smyrf_orders(
     tokens: Tokens, groups: Tensor, rounds: int, transform: str, hash_name: str, seed: int | Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Queries and keys by hash, (B, H, rounds, N) int32 each; `groups` (B,) is what E2LSH fits its buckets to."""
     query_masks, key_masks = tokens.query_mask[:, None, None], tokens.key_mask[:, None, None]
     f, g = hashing.transform(transform, tokens.q, tokens.k, tokens.query_mask[:, None], tokens.key_mask[:, None])
     shape = (tokens.sizes.heads, rounds, f.shape[-1])
@@ -55,10 +43,6 @@ def smyrf_orders(
 def buckets(
     tokens: Tokens, columns: Tensor, capacity: int, rounds: int, transform: str, seed: int | Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Cross-polytope buckets of transformed queries and keys, (B, H, rounds, N) each.
-
-    `columns` (B,): axes that a sample uses; `capacity`: the most that any could.
-    """
     f, g = hashing.transform(transform, tokens.q, tokens.k, tokens.query_mask[:, None], tokens.key_mask[:, None])
     heads = tokens.sizes.heads
     shape = (heads * rounds, f.shape[-1], capacity)
@@ -69,22 +53,12 @@ def buckets(
 
 
 def hamming_clusters(tokens: Tokens, clusters: int, iterations: int, bits: int, seed: int) -> Tensor:
-    """The cluster of each query, (B, H, Nq), by the signs of random projections."""
     return hamming_kmeans(tokens.q, tokens.query_mask, clusters, iterations, bits, seed=seed, layer=tokens.layer)
 
 
-def kmeans(x: Tensor, parts: Parts, clusters: int, iterations: int, **options: Any) -> tuple[Tensor, Tensor]:
-    """Euclidean k-means inside each of the parts of a sequence.
-
-    Args:
-        x: (B, heads, N, D) rows; what is not finite counts as 0.
-        parts: which rows belong together.
-        clusters: in a part, at most.
-        options: of `euclidean_kmeans`; `counts` is (B, parts), `centroids` (B, heads, parts · clusters, D).
-
-    Returns:
-        labels (B, heads, N) in [0, clusters), by row, 0 for rows of no part; centroids like those of the options.
-    """
+def kmeans(
+    x: Tensor, parts: Parts, clusters: int, iterations: int, **options: Unpack[Options]
+) -> tuple[Tensor, Tensor]:
     batch, heads, length, dim = x.shape
     rows, used = parts.rows()
     count = rows.shape[1]
@@ -92,22 +66,15 @@ def kmeans(x: Tensor, parts: Parts, clusters: int, iterations: int, **options: A
         return x.new_zeros(x.shape[:3], dtype=torch.int64), x.new_zeros(
             batch, heads, count * clusters, dim, dtype=torch.float64
         )
-    counts, centroids = options.pop("counts", None), options.pop("centroids", None)
     index = rows.flatten(1)[:, None, :, None].expand(-1, heads, -1, dim)
     wide = torch.where(x.isfinite(), x, 0).to(torch.float64)
     inside = wide.gather(2, index).view(batch, heads, count, -1, dim).transpose(1, 2).flatten(0, 1)
     inside = inside.masked_fill(~used.flatten(0, 1)[:, None, :, None], 0)
-    if centroids is not None:
-        centroids = centroids.view(batch, heads, count, clusters, dim).transpose(1, 2).flatten(0, 1)
-    found, means = euclidean_kmeans(
-        inside,
-        used.flatten(0, 1),
-        clusters,
-        iterations,
-        counts=None if counts is None else counts.flatten(),
-        centroids=centroids,
-        **options,
-    )
+    if (counts := options.get("counts")) is not None:
+        options["counts"] = counts.flatten()
+    if (centroids := options.get("centroids")) is not None:
+        options["centroids"] = centroids.view(batch, heads, count, clusters, dim).transpose(1, 2).flatten(0, 1)
+    found, means = euclidean_kmeans(inside, used.flatten(0, 1), clusters, iterations, **options)
     found = found.view(batch, count, heads, -1).transpose(1, 2).flatten(2)
     # Unused slots write behind the end.
     target = torch.where(used, rows, length).flatten(1)[:, None].expand_as(found)
@@ -116,16 +83,11 @@ def kmeans(x: Tensor, parts: Parts, clusters: int, iterations: int, **options: A
 
 
 def cluster_means(tokens: Tokens, labels: Tensor, clusters: int, *, mask: Tensor | None = None) -> Tensor:
-    """The mean query of each cluster, (B, H, clusters, D) float64; an empty one is 0.
-
-    `mask` (B, Nq): the queries that count, if not all real ones.
-    """
     sums, counts = member_sums(tokens.q, labels, tokens.query_mask if mask is None else mask, clusters)
     return sums / counts.clamp(min=1)
 
 
 def routing_centroids(tokens: Tokens, clusters: int, iterations: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Unit centroids of unit queries and keys together, (B, H, clusters, D), and each query's nearest, (B, H, Nq)."""
     q, mask = hashing.unit(tokens.q), torch.cat([tokens.query_mask, tokens.key_mask], -1)
     both = torch.cat([q, hashing.unit(tokens.k)], 2)
     _, centroids = euclidean_kmeans(both, mask, clusters, iterations, seed=seed, layer=tokens.layer)
@@ -134,10 +96,6 @@ def routing_centroids(tokens: Tokens, clusters: int, iterations: int, seed: int)
 
 
 def top_keys(tokens: Tokens, queries: Tensor, count: int, *, unit: bool = False, causal: bool = False) -> Tensor:
-    """The `count` real keys with the largest product with each row of `queries` (B, H, C, D), by position.
-
-    If there are fewer, the last are 0. `unit`: keys count by their direction. `causal`: row i sees what query i sees.
-    """
     keys = hashing.unit(tokens.k) if unit else tokens.k
     positions = torch.arange(tokens.sizes.keys, device=tokens.device)
     rows = max(1, _BUDGET // max(1, tokens.sizes.batch * tokens.sizes.heads * tokens.sizes.keys))
@@ -158,22 +116,6 @@ def top_keys(tokens: Tokens, queries: Tensor, count: int, *, unit: bool = False,
 def near_keys(
     tokens: Tokens, queries: Tensor, clusters: Means, visible: Tensor, seen: Tensor, near: int, reach: int
 ) -> tuple[Tensor, Tensor]:
-    """What each group of queries meets: the clusters that it sees, and its best keys.
-
-    Args:
-        queries: (B, H, G, D) float64, what stands for each group, scale included.
-        clusters: the keys of each cluster, per key head; those that a group sees have no key in common.
-        visible: (B, C, V) the clusters that the groups of a chunk see: the last `seen` (B, C) of them. Chunks have
-            G / C groups each.
-        near: how many keys to pick; fewer where a group sees fewer.
-        reach: a group searches clusters until they hold so many keys, in the order of the product of its query with
-            their mean key or with their outlier, whichever is larger. An outlier is the key farthest from the mean:
-            what most queries look for, such as a text's first token, is unlike all other keys.
-
-    Returns:
-        (B, H, G, V + near) int32 key rows, those of clusters as in `visible`, behind the real ones; and their float32
-        biases: the log of how many keys a cluster has left, 0 for keys.
-    """
     sizes, (chunks, width) = tokens.sizes, visible.shape[1:]
     share = sizes.heads // sizes.key_heads
     start, stop = (x.repeat_interleave(share, 1).long() for x in (clusters.start, clusters.stop))

@@ -2,29 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from coterie.call import Call, Sizes
+from coterie.call import Call
 from coterie.plan import Means, Plan, Round
 from coterie.planning import native as native_steps
 from coterie.planning import reference as reference_steps
 from coterie.planning.orders import compact
+from coterie.planning.steps import Steps
+
+_T = TypeVar("_T")
+
+
+class _OfCall(Generic[_T]):
+    """What tokens take from their call."""
+
+    def __init__(self, read: Callable[[Call], _T]) -> None:
+        self._read = read
+
+    def __get__(self, tokens: Tokens | None, cls: type) -> _T:
+        return self._read(tokens.call) if tokens is not None else self  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """What a mechanism plans from: queries and keys, and which of them are real.
-
-    A view of a `Call`, whose every sample has a mask.
+    """What a mechanism plans from: queries and keys, and which of them are real. A view of a `Call`.
 
     Attributes:
         call: the call that is planned.
-        query_mask, key_mask: (B, Nq), (B, Nk) bool, True for real tokens.
-        guests: (B, Nq) bool, those of `query_mask` that are no real tokens; only what is `per_query` has any.
+        query_mask, key_mask: (B, Nq), (B, Nk) bool, True for real tokens, whether the call has masks or not.
+        guests: (B, Nq) bool, those of `query_mask` that are no real tokens, for mechanisms that are `per_query`.
+        raw_q, raw_k: (B, H, Nq, D), (B, Hk, Nk, D), as they came.
+        sizes: batch, heads, key_heads, queries, keys.
+        offset: (B,) int32; query i sits at key position i + offset.
+        causal: whether the keys behind a query's position are hidden from it.
+        scale: of the scores.
+        layer: index for the random draws.
+        backend: "reference" or "native"; `steps` are its versions of the costly parts.
     """
 
     call: Call
@@ -32,50 +51,21 @@ class Tokens:
     key_mask: Tensor
     guests: Tensor | None = None
 
-    @property
-    def raw_q(self) -> Tensor:
-        """(B, H, Nq, D), as they came."""
-        return self.call.q.detach()
+    raw_q = _OfCall(lambda call: call.q.detach())
+    raw_k = _OfCall(lambda call: call.k.detach())
+    sizes = _OfCall(lambda call: call.sizes)
+    offset = _OfCall(lambda call: call.offset)
+    causal = _OfCall(lambda call: call.causal)
+    scale = _OfCall(lambda call: call.scale)
+    layer = _OfCall(lambda call: call.layer)
+    backend = _OfCall(lambda call: call.backend)
 
     @property
-    def raw_k(self) -> Tensor:
-        """(B, Hk, Nk, D), as they came."""
-        return self.call.k.detach()
-
-    @property
-    def sizes(self) -> Sizes:
-        """batch, heads, key_heads, queries, keys."""
-        return self.call.sizes
-
-    @property
-    def offset(self) -> Tensor:
-        """(B,) int32; query i sits at key position i + offset."""
-        return self.call.offset
-
-    @property
-    def causal(self) -> bool:
-        """Whether the keys behind a query's position are hidden from it."""
-        return self.call.causal
-
-    @property
-    def scale(self) -> float:
-        """Of the scores."""
-        return self.call.scale
-
-    @property
-    def layer(self) -> int:
-        """Index for the random draws."""
-        return self.call.layer
-
-    @property
-    def backend(self) -> str:
-        """Whose `steps`, the costly parts of planning, are taken: "reference" or "native"."""
-        return self.call.backend
-
-    @property
-    def steps(self) -> Any:
+    def steps(self) -> Steps:
         """The planning steps of the backend: `coterie.planning.reference` or its native twin."""
-        return native_steps if self.backend == "native" else reference_steps
+        if self.backend == "native":
+            return native_steps
+        return reference_steps
 
     @property
     def q(self) -> Tensor:

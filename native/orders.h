@@ -23,9 +23,16 @@ inline double dot(const double* a, const double* b, int64_t n) {
     return total;
 }
 
+// A number as it is compared: a finite float32.
 inline float rounded(double x) {
     if (std::isnan(x)) return FLT_MAX;
     return static_cast<float>(std::clamp(x, -double(FLT_MAX), double(FLT_MAX)));
+}
+
+// The same, with −0 and 0 one number.
+inline float comparable(double x) {
+    float score = rounded(x);
+    return score == 0 ? 0.0f : score;
 }
 
 // A row as float64; what is not finite is 0.
@@ -37,6 +44,19 @@ inline void read_double(const Rows& from, int64_t b, int64_t h, int64_t i, float
         for (int64_t d = 0; d < from.dim; d++) to[d] = std::isfinite(row[d]) ? row[d] : 0.0;
 }
 
+// The rows of one head, one at a time, as they are or in float64.
+struct HeadRows {
+    const Rows& rows;
+    int64_t batch = 0, head = 0;
+    std::vector<float> scratch = std::vector<float>(rows.dim);
+    std::vector<double> wide = std::vector<double>(rows.dim);
+
+    const float* rough(int64_t i) { return fetch(rows, batch, head, i, scratch.data()); }
+    const double* exact(int64_t i) {
+        read_double(rows, batch, head, i, scratch.data(), wide.data());
+        return wide.data();
+    }
+};
 
 // An unsigned integer that grows with the float; −0 and 0 are one number.
 inline uint32_t sortable(float x) {
@@ -104,8 +124,8 @@ inline void order_by(const float* scores, const uint8_t* mask, const OrderShape&
 }
 
 // Members of each label in order of position, and where each label starts; those that are masked come last.
-inline void group_by(const int64_t* labels, const uint8_t* mask, const OrderShape& shape, int64_t groups, int32_t* order,
-                     int32_t* offsets, int threads) {
+inline void group_by(const int64_t* labels, const uint8_t* mask, const OrderShape& shape, int64_t groups,
+                     int32_t* order, int32_t* offsets, int threads) {
     parallel_for(shape.lists, threads, [&](int64_t list, int) {
         const int64_t* label = labels + list * shape.length;
         const uint8_t* real = mask + list * shape.length;

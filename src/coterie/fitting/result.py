@@ -1,0 +1,141 @@
+"""What `fit` found: shown, saved, read again and put into a model."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from coterie._version import __version__
+from coterie.checks import expect, expect_type
+from coterie.files import plain, read_json, write_json
+from coterie.fitting.profile import Tried
+from coterie.fitting.search import Choices
+from coterie.hosts import DENSE, host_of
+
+_Row = TypeVar("_Row")
+
+
+@dataclass(frozen=True)
+class AtLength:
+    """What was promised, on held-out batches of one length; seconds of whole forward passes, interleaved."""
+
+    tokens: int
+    fidelity: float
+    dense_seconds: float
+    fitted_seconds: float
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What `fit` found.
+
+    Attributes:
+        choices: the mechanism of each attention module, or "dense".
+        fidelity: what was asked for; `measure` says of what.
+        calibrated, held_out: the fidelity on the batches that were fitted on, and on the others.
+        table: everything that was tried in every module.
+        attention_seconds: of all attention modules together, dense and fitted, as measured apart.
+        lengths: fidelity and speed of the whole model on held-out batches of each length.
+        notes: what a user should know.
+    """
+
+    choices: Choices
+    measure: str
+    fidelity: float
+    calibrated: float
+    held_out: float
+    table: list[Tried]
+    attention_seconds: tuple[float, float]
+    lengths: list[AtLength]
+    seed: int
+    notes: list[str] = field(default_factory=list)
+    environment: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def all_dense(self) -> bool:
+        """Whether nothing paid."""
+        return set(self.choices.values()) == {DENSE}
+
+    @property
+    def holds(self) -> bool:
+        """Whether the promise was kept on held-out data."""
+        return self.held_out >= self.fidelity
+
+    @property
+    def speedups(self) -> tuple[float, float]:
+        """Of attention alone, and of the whole model."""
+        dense, fitted = (sum(getattr(x, f"{name}_seconds") for x in self.lengths) for name in ("dense", "fitted"))
+        attention, model = (a / b if b else 1.0 for a, b in (self.attention_seconds, (dense, fitted)))
+        return attention, model
+
+    def apply(self, model: Any) -> Any:
+        """Put the chosen mechanisms into a model; returns what `coterie.hf.apply` or `coterie.nn.swap` returns."""
+        host = host_of(model)
+        host.put(self.choices)
+        return getattr(host, "_swap", None) or model
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON; `coterie.hf.load(model, file)` reads "modules"."""
+        found = asdict(self)
+        found["modules"] = found.pop("choices")
+        whole: dict[str, Any] = plain({"coterie": __version__, **found})
+        return whole
+
+    def save(self, path: str | Path) -> None:
+        """Write it to a JSON file, whole or not at all."""
+        write_json(Path(path), self.to_dict())
+
+    @staticmethod
+    def load(path: str | Path) -> Fit:
+        """Read what `save` wrote; ValueError if it is anything else."""
+        found = read_json(Path(path))
+        known = isinstance(found, dict) and "modules" in found and "held_out" in found
+        expect(known, "path", "a file that Fit.save wrote", path)
+        found["choices"] = found.pop("modules")
+        found.pop("coterie", None)
+        try:
+            dense, fitted = found["attention_seconds"]
+            found["attention_seconds"] = _number("attention_seconds", dense), _number("attention_seconds", fitted)
+            found["table"] = [_as(Tried, row) for row in found["table"]]
+            found["lengths"] = [_as(AtLength, row) for row in found["lengths"]]
+            for name, kind in (("choices", dict), ("environment", dict), ("notes", list)):
+                part = found.get(name, kind())
+                words = part.values() if isinstance(part, dict) else part
+                told = isinstance(part, kind) and all(isinstance(word, str) for word in words)
+                expect_type(told, name, f"a {kind.__name__} of strings", ascii(part)[:100])
+            read = _as(Fit, found)
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"path: expected a file that Fit.save wrote, got {path} ({error})") from error
+        return read
+
+    def __str__(self) -> str:
+        width = max(map(len, self.choices))
+        lines = [f"{name:{width}}  {spec}" for name, spec in self.choices.items()]
+        attention, model = self.speedups
+        lines += [
+            "",
+            f"fidelity ({self.measure}): asked {self.fidelity}, calibrated {self.calibrated:.4f}, "
+            f"held out {self.held_out:.4f}",
+            f"speed: attention {attention:.2f}×, the whole model {model:.2f}×",
+            *self.notes,
+        ]
+        return "\n".join(lines)
+
+
+def _as(kind: type[_Row], row: dict[str, Any]) -> _Row:
+    """A dataclass from JSON, its numbers and strings checked; null is NaN, which JSON does not know."""
+    kinds: dict[Any, type] = {"str": str, "float": float, "int": int}
+    for each in fields(kind):  # type: ignore[arg-type]
+        wanted, value = kinds.get(each.type), row.get(each.name, each.default)
+        if wanted is float:
+            row[each.name] = _number(each.name, value)
+        elif wanted is not None:
+            expect_type(type(value) is wanted, each.name, f"of type {each.type}", type(value).__name__)
+    return kind(**row)
+
+
+def _number(name: str, value: Any) -> float:
+    expect_type(value is None or type(value) in (int, float), name, "a number or null", type(value).__name__)
+    return math.nan if value is None else float(value)

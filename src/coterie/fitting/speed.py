@@ -1,0 +1,61 @@
+"""How long the model takes, dense and fitted."""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+import torch
+
+from coterie.fitting.confirm import Confirmed
+from coterie.fitting.measures import length_of
+from coterie.fitting.profile import Profiled
+from coterie.fitting.result import AtLength
+from coterie.fitting.task import Task
+from coterie.hosts import DENSE
+
+_REPEATS = 3
+
+
+class Timed(NamedTuple):
+    """Seconds, before and after."""
+
+    attention_seconds: tuple[float, float]  # of all attention modules together, as measured apart
+    lengths: list[AtLength]  # of the whole model, on the checked batches
+
+
+def time_passes(task: Task, profiled: Profiled, confirmed: Confirmed) -> Timed:
+    """Time the promised plan against dense attention."""
+    apart = {(row.module, row.mechanism): row.seconds for row in profiled.table}
+    dense, fitted = (
+        sum(apart[module, spec] for module, spec in plan.items())
+        for plan in (dict.fromkeys(confirmed.plan, DENSE), confirmed.plan)
+    )
+    choices = task.whole(confirmed.plan)
+    same = set(choices.values()) == {DENSE}
+    best = _best(task, {"dense": None} if same else {"dense": None, "fitted": choices}, 1 if same else _REPEATS)
+    after = "dense" if same else "fitted"
+    lengths = [AtLength(n, f, best["dense", n], best[after, n]) for n, f in confirmed.held_out.items()]
+    return Timed((dense, fitted), lengths)
+
+
+@torch.no_grad()
+def _best(task: Task, ways: dict[str, dict[str, str] | None], repeats: int) -> dict[tuple[str, int], float]:
+    """Seconds by way and length: whole forward passes in turn; the least of a few, as other work only ever adds."""
+    best: dict[tuple[str, int], float] = {}
+    for repeat in range(repeats):
+        for name, choices in ways.items():
+            if choices is None:
+                task.host.undo()
+            else:
+                task.host.put(choices)
+            taken: dict[int, float] = {}
+            for batch in task.checked:
+                start = time.perf_counter()
+                task.host.hidden(batch)
+                tokens = length_of(batch)
+                taken[tokens] = taken.get(tokens, 0.0) + time.perf_counter() - start
+            for tokens, seconds in taken.items():
+                best[name, tokens] = min(best.get((name, tokens), float("inf")), seconds)
+        task.tell("timing", repeat + 1, _REPEATS)
+    return best

@@ -1,0 +1,35 @@
+"""What a fit is asked for: every step gets it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from coterie.hosts import DENSE, Host
+from coterie.mechanisms import Mechanism
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A model, batches to fit on and others to check on, the fidelity to keep, what to try, and until when."""
+
+    host: Host
+    fitted: list[Any]
+    checked: list[Any]
+    target: float
+    candidates: list[Mechanism]
+    budget: float | None  # in seconds
+    start: float  # on time.monotonic()
+    tell: Progress
+
+    def out_of_time(self, share: float = 1.0) -> bool:
+        """Whether so much of the budget is used up."""
+        return self.budget is not None and time.monotonic() - self.start > share * self.budget
+
+    def whole(self, plan: Mapping[str, str]) -> dict[str, str]:
+        """A choice for every module; those that were never asked stay dense."""
+        return {name: plan.get(name, DENSE) for name in self.host.names}

@@ -1,0 +1,84 @@
+"""NearFar: the best keys of a group of queries exactly, all others through the means of their clusters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coterie.checks import expect, expect_int, expect_seed, expect_type
+from coterie.mechanisms.base import Mechanism, StrictIfAsked, register
+from coterie.mechanisms.near_far.causal import causal
+from coterie.mechanisms.near_far.everyone import everyone
+from coterie.plan import Plan
+from coterie.planning.tokens import Tokens
+
+
+@register("near-far")
+@dataclass(frozen=True)
+class NearFar(Mechanism):
+    """Near–far attention: queries in k-means groups, keys in k-means clusters. A group's mean query picks the `near`
+    keys that it likes best, and its members meet them exactly; every other key is met through its cluster g, as one
+    key with the cluster's mean key k̄_g and mean value v̄_g that counts for the n_g keys that were not picked:
+
+        out_i = [Σ_{j∈near} e^{s_ij} v_j + Σ_g n_g e^{scale·q_i·k̄_g} v̄_g] / [the same sums without v]
+
+    No key is dropped, and no training is needed. The gradient flows through q, k, v and the means. Centroids are
+    trained on at most 16 tokens a cluster. With "auto" sizes, √(4N) groups and √(2N) clusters, it costs O(N·√N·D).
+
+    Causal: keys are cut into chunks. A query meets its own and the previous chunk exactly; of the older ones it meets
+    the near keys that were picked for its group (about 12 queries of its chunk), and the others through the means of
+    about 32 keys inside each finished chunk. As chunks recede they are merged: after 32 chunks come 32 blocks of 2
+    chunks with half as many means each, then 32 of 4 chunks with a quarter as many, and so on; at least one. Near keys
+    are searched in the clusters whose mean or whose outlier (the key farthest from the mean) is liked best, until those
+    hold 12·near keys. A query meets at most about 4·chunk + near + 33·log₂(N/chunk) rows, so it costs O(N·log N·D).
+    Chunks are counted in real keys, so padding changes nothing.
+
+    Causality: `mask`, since queries are grouped with later ones of their chunk; with `strict=True` it is `strict`:
+    queries join the group of the previous chunk that they are nearest to (in the first chunk of a call there is one
+    group, and its first query picks; so with a cache in front, results depend on which queries come together).
+
+    Args:
+        near: keys that a query meets exactly (besides its own and the previous chunk, if causal).
+        query_clusters, key_clusters: how many, or "auto"; causal: in a chunk.
+        iterations: of Lloyd's algorithm.
+        chunk: keys of a chunk, if causal.
+        strict: if causal, earlier outputs do not depend on later tokens in any way.
+        seed: of the random draws.
+
+    Example:
+        >>> import coterie, torch
+        >>> q, k, v = torch.randn(3, 1, 4, 200, 16).unbind(0)
+        >>> dense = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        >>> everyone_near = coterie.attention(q, k, v, coterie.NearFar(near=200))
+        >>> torch.allclose(everyone_near, dense, atol=1e-5)
+        True
+        >>> coterie.attention(q, k, v, coterie.NearFar(near=16), is_causal=True).shape
+        torch.Size([1, 4, 200, 16])
+    """
+
+    size_field = "near"
+
+    near: int = 64
+    query_clusters: int | str = "auto"
+    key_clusters: int | str = "auto"
+    iterations: int = 3
+    chunk: int = 128
+    strict: bool = False
+    seed: int = 0
+
+    causality = StrictIfAsked()
+
+    def check(self) -> None:
+        expect_int("near", self.near, at_least=0)
+        for name in ("query_clusters", "key_clusters"):
+            value = getattr(self, name)
+            if isinstance(value, str):
+                expect(value == "auto", name, "an int ≥ 1 or 'auto'", repr(value))
+            else:
+                expect_int(name, value, at_least=1)
+        expect_int("iterations", self.iterations, at_least=0)
+        expect_int("chunk", self.chunk, at_least=1)
+        expect_type(isinstance(self.strict, bool), "strict", "a bool", type(self.strict).__name__)
+        expect_seed(self.seed)
+
+    def build(self, tokens: Tokens) -> Plan:
+        return causal(self, tokens) if tokens.causal else everyone(self, tokens)
