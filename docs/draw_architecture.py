@@ -32,7 +32,7 @@ LAYERS = [
     [
         Box("hf/", "Hugging Face models"),
         Box("rounds_schedule.py", "rounds in training"),
-        Box("checking.py", "check_mechanism"),
+        Box("checking/", "check_mechanism"),
         Box("nn.py", "PyTorch modules"),
     ],
     [Box("functional.py", "attention(): call → plan → execute", CORE), Box("observe.py", "calls that are watched")],
@@ -41,7 +41,11 @@ LAYERS = [
         Box("planning/", "the costly steps of plans: reference, native", CORE),
         Box("engine/", "executes any plan: reference, native", CORE),
     ],
-    [Box("plan/", "Plan, Round, Means; tiles and slices", CORE), Box("call.py", "one call, checked once", CORE)],
+    [
+        Box("plan/", "Plan, Round, Means; tiles, slices", CORE),
+        Box("exact.py", "dense attention of some queries"),
+        Box("call.py", "one call, checked once", CORE),
+    ],
     [
         Box("backend.py", "which can run"),
         Box("compiled.py", "loads the C++"),
