@@ -22,6 +22,15 @@ from coterie.planning.orders import Parts
 if TYPE_CHECKING:
     from coterie.planning.tokens import Tokens
 
+_LIBRARY = torch.library.Library("coterie", "FRAGMENT")
+_KINDS = {
+    "Tensor": "Tensor",
+    "Tensor | None": "Tensor?",
+    "list[Tensor]": "Tensor[]",
+    "int": "SymInt",
+    "bool": "bool",
+}
+_RESULTS = {1: "Tensor", 2: "(Tensor, Tensor)"}
 P = ParamSpec("P")
 R = TypeVar("R", Tensor, tuple[Tensor, Tensor])
 
@@ -49,9 +58,12 @@ def _op(*results: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
             getattr(kernels(), name)(**given, threads=torch.get_num_threads())
             return found
 
-        op = torch.library.custom_op(f"coterie::{name}", fill, mutates_args=())
-        op.register_fake(empty)
-        return cast(Callable[P, R], op)
+        # Without the autograd that `custom_op` adds: plans have no gradient, and it costs as much as a small kernel.
+        inputs = ", ".join(f"{_KINDS[each.annotation]} {each.name}" for each in parameters)
+        _LIBRARY.define(f"{name}({inputs}) -> {_RESULTS[len(results)]}")
+        _LIBRARY.impl(name, fill, "CPU")
+        torch.library.register_fake(f"coterie::{name}", empty, lib=_LIBRARY)
+        return cast(Callable[P, R], getattr(torch.ops.coterie, name).default)
 
     return declare
 
