@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -39,6 +40,22 @@ def all_close(found: Sequence[Tensor], want: Sequence[Tensor], *, loose: float =
     """`close` for each of several."""
     for a, b in zip(found, want, strict=True):
         close(a, b, loose=loose)
+
+
+Mistake = tuple[Callable[[], object], type[Exception], str]  # a call that must fail, the kind of error, its message
+
+
+def mistakes(cases: dict[str, Mistake] | list[Mistake]) -> pytest.MarkDecorator:
+    """Parametrize a test over mistakes, each a `case` for `fails`; those of a list go by their messages."""
+    named = cases if isinstance(cases, dict) else {f"{n}-{m[2][:40]}": m for n, m in enumerate(cases)}
+    return pytest.mark.parametrize("case", named.values(), ids=list(named))
+
+
+def fails(case: Mistake) -> None:
+    """The call raises this kind of error, with a message that matches."""
+    call, kind, message = case
+    with pytest.raises(kind, match=message):
+        call()
 
 
 MECHANISMS = {
@@ -96,3 +113,18 @@ def padding(batch: int, length: int, lengths: list[int], side: str = "right") ->
             chosen = torch.randperm(length, generator=torch.Generator().manual_seed(b))[:real]
             mask[b, chosen] = True
     return mask
+
+
+def index(values: list[int]) -> Tensor:
+    """An index of one sample and one head, (1, 1, N) int32."""
+    return torch.tensor(values, dtype=torch.int32)[None, None]
+
+
+# Two groups over four queries and five keys, one head.
+SMALL_ROUND = {
+    "query_order": index([2, 0, 3, 1]),
+    "query_offsets": index([0, 1, 4]),
+    "key_order": index([4, 1, 0]),
+    "key_start": index([0, 1]),
+    "key_stop": index([2, 3]),
+}

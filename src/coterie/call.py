@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from operator import index
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
@@ -36,6 +36,27 @@ class Sizes(NamedTuple):
     key_heads: int
     queries: int
     keys: int
+
+
+class Masks(TypedDict, total=False):
+    """Which pairs a call may attend to, and the scale of their scores; see `Call.of`."""
+
+    attn_mask: Tensor | None
+    key_mask: Tensor | None
+    query_mask: Tensor | None
+    is_causal: bool
+    causal_offset: int | Tensor | None
+    scale: float | None
+
+
+class Settings(Masks, total=False):
+    """What a call that runs is checked from, besides its tensors."""
+
+    guests: Tensor | None
+    dropout_p: float
+    enable_gqa: bool
+    layer: int
+    backend: str
 
 
 @dataclass(frozen=True, eq=False)

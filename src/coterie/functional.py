@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any, Literal, TypedDict, Unpack, overload
+from typing import Any, Literal, Unpack, overload
 
 import torch
 from torch import Tensor
 
 from coterie import observe
-from coterie.call import Call
+from coterie.call import Call, Settings
 from coterie.checks import check_flag, expect, expect_int, expect_type
 from coterie.engine.api import Attended, execute
 from coterie.mechanisms import Mechanism, as_mechanism
@@ -19,22 +19,6 @@ from coterie.plan import Plan
 
 MechanismLike = Mechanism | str | dict[str, Any]
 _Spec = MechanismLike | None
-
-
-class Settings(TypedDict, total=False):
-    """What a call is checked from, besides its tensors."""
-
-    attn_mask: Tensor | None
-    key_mask: Tensor | None
-    query_mask: Tensor | None
-    guests: Tensor | None
-    dropout_p: float
-    is_causal: bool
-    causal_offset: int | Tensor | None
-    scale: float | None
-    enable_gqa: bool
-    layer: int
-    backend: str
 
 
 class Options(Settings, total=False):

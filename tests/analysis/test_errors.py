@@ -26,7 +26,7 @@ from coterie.analysis.errors import attention_errors, call_errors, sample_rows
 from coterie.call import Call
 from coterie.plan.slices import restrict
 from tests import oracles
-from tests.cases import CAUSAL, MEANS, MECHANISMS, close, padding, tensors
+from tests.cases import CAUSAL, MEANS, MECHANISMS, close, fails, mistakes, padding, tensors
 
 MEASURES = ("frobenius", "relative_frobenius", "output", "mass", "total_variation")
 
@@ -476,8 +476,6 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("case", list(MISTAKES))
+@mistakes(MISTAKES)
 def test_mistakes_are_named(case):
-    run, kind, message = MISTAKES[case]
-    with pytest.raises(kind, match=message):
-        run()
+    fails(case)

@@ -14,7 +14,7 @@ import coterie
 from coterie import compiled
 from coterie.engine import native
 from coterie.planning import native as planning
-from tests.cases import CAUSAL, MECHANISMS, close, padding, tensors
+from tests.cases import CAUSAL, MECHANISMS, SMALL_ROUND, close, index, padding, tensors
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 
@@ -196,17 +196,7 @@ assert all(os.waitpid(child, 0)[1] == 0 for child in children)
 
 
 def raw_call(query_means=(), key_means=(), tensors=None, **changes):
-    def index(values):
-        return torch.tensor(values, dtype=torch.int32)[None, None]
-
-    parts = {
-        "query_order": index([2, 0, 3, 1]),
-        "query_offsets": index([0, 1, 4]),
-        "key_order": index([4, 1, 0]),
-        "key_start": index([0, 1]),
-        "key_stop": index([2, 3]),
-    }
-    parts.update({name: index(values) for name, values in changes.items()})
+    parts = SMALL_ROUND | {name: index(values) for name, values in changes.items()}
     q, k = torch.zeros(1, 1, 4, 8), torch.zeros(1, 1, 5, 8)
     given = {"k": k, "v": k, "offset": torch.zeros(1, dtype=torch.int32)} | (tensors or {})
     bias, skip = ([given[name]] if name in given else [] for name in ("bias", "skip"))

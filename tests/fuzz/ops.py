@@ -243,8 +243,7 @@ def _kmeans(rng: random.Random) -> Arguments:
 def _hamming_kmeans(rng: random.Random) -> Arguments:
     batch, heads, _, rows, _, dim = _sizes(rng)
     return {
-        "x": _floats(rng, batch, heads, rows, dim),
-        "mask": _bytes(batch, rows),
+        **_rows(rng, batch, heads, rows, dim),
         "clusters": rng.randint(1, 40),
         "iterations": rng.randint(0, 3),
         "bits": rng.choice((1, 63, 64, 65, 130)),
@@ -257,8 +256,7 @@ def _cluster_means(rng: random.Random) -> Arguments:
     batch, heads, _, rows, _, dim = _sizes(rng)
     clusters = rng.randint(1, 5)
     return {
-        "x": _floats(rng, batch, heads, rows, dim),
-        "mask": _bytes(batch, rows),
+        **_rows(rng, batch, heads, rows, dim),
         "labels": _ints(clusters, batch, heads, rows, dtype=torch.int64),
         "clusters": clusters,
         "threads": rng.randint(1, 3),
@@ -266,13 +264,20 @@ def _cluster_means(rng: random.Random) -> Arguments:
     }
 
 
+def _rows(rng: random.Random, batch: int, heads: int, rows: int, dim: int) -> Arguments:
+    return {"x": _floats(rng, batch, heads, rows, dim), "mask": _bytes(batch, rows)}
+
+
+def _queries_and_keys(rng: random.Random, queries: tuple[int, ...], keys: tuple[int, ...]) -> Arguments:
+    return {"queries": _floats(rng, *queries).double(), "k": _floats(rng, *keys)}
+
+
 def _top_keys(rng: random.Random) -> Arguments:
     batch, heads, key_heads, queries, keys, dim = _sizes(rng)
     count = rng.randint(0, 12)
     limits = torch.tensor([rng.choice(NUMBERS) for _ in range(batch * queries)], dtype=torch.int64)
     return {
-        "queries": _floats(rng, batch, heads, queries, dim).double(),
-        "k": _floats(rng, batch, key_heads, keys, dim),
+        **_queries_and_keys(rng, (batch, heads, queries, dim), (batch, key_heads, keys, dim)),
         "mask": _bytes(batch, keys),
         "limits": limits.view(batch, queries) if rng.random() < 0.5 else None,
         "count": count,
@@ -288,8 +293,7 @@ def _near_keys(rng: random.Random) -> Arguments:
     chunks, share, width, near = rng.randint(0, 3), rng.randint(0, 3), rng.randint(0, 4), rng.randint(0, 5)
     count, groups = clusters[1].shape[-1], chunks * share
     return {
-        "queries": _floats(rng, batch, heads, groups, dim).double(),
-        "k": _floats(rng, batch, key_heads, keys, dim),
+        **_queries_and_keys(rng, (batch, heads, groups, dim), (batch, key_heads, keys, dim)),
         "clusters": clusters,
         "visible": _ints(count, batch, chunks, width),
         "seen": _ints(width + 1 if count else 1, batch, chunks),
@@ -305,8 +309,7 @@ def _cross_polytope(rng: random.Random) -> Arguments:
     batch, heads, key_heads, rows, _, dim = _sizes(rng)
     rounds = rng.randint(0, 2)
     return {
-        "x": _floats(rng, batch, key_heads, rows, dim),
-        "mask": _bytes(batch, rows),
+        **_rows(rng, batch, key_heads, rows, dim),
         "columns": _ints(20, batch, dtype=torch.int64),
         "heads": heads,
         "rounds": rounds,

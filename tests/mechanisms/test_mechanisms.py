@@ -10,7 +10,7 @@ import torch.nn.functional as F
 import coterie
 from coterie.planning.orders import order_by
 from tests import cases
-from tests.cases import MECHANISMS, all_close, close, tensors
+from tests.cases import MECHANISMS, all_close, close, fails, mistakes, tensors
 from tests.oracles import clustered, improved_clustered, merge_rounds, softmax_over, window_met
 
 pytestmark = pytest.mark.usefixtures("backend")
@@ -435,10 +435,9 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("make", "error", "message"), BAD, ids=[message[:40] for *_, message in BAD])
-def test_bad_hyper_parameters(make, error, message):
-    with pytest.raises(error, match=message):
-        make()
+@mistakes(BAD)
+def test_bad_hyper_parameters(case):
+    fails(case)
 
 
 # --- long inputs alone ------------------------------------------------------------------------------------------------

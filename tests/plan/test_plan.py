@@ -7,23 +7,12 @@ import torch
 
 import coterie
 from coterie.plan import Means, Plan, Round
-from tests.cases import CAUSAL, MEANS, MECHANISMS, padding, tensors
-
-
-def index(values):
-    return torch.tensor(values, dtype=torch.int32)[None, None]
+from tests.cases import CAUSAL, MEANS, MECHANISMS, SMALL_ROUND, fails, index, mistakes, padding, tensors
 
 
 def small(**changes):
     """Two groups over four queries and five keys, one head; `changes` go to the round."""
-    fields = {
-        "query_order": index([2, 0, 3, 1]),
-        "query_offsets": index([0, 1, 4]),
-        "key_order": index([4, 1, 0]),
-        "key_start": index([0, 1]),
-        "key_stop": index([2, 3]),
-    }
-    return Round(**{**fields, **changes})
+    return Round(**{**SMALL_ROUND, **changes})
 
 
 def plan_of(*rounds, **changes):
@@ -188,10 +177,9 @@ SHAPE_ERRORS = [
 ]
 
 
-@pytest.mark.parametrize(("make", "error", "message"), SHAPE_ERRORS, ids=[m[:40] for *_, m in SHAPE_ERRORS])
-def test_shapes_and_dtypes_are_checked_when_a_plan_is_made(make, error, message):
-    with pytest.raises(error, match=message):
-        make()
+@mistakes(SHAPE_ERRORS)
+def test_shapes_and_dtypes_are_checked_when_a_plan_is_made(case):
+    fails(case)
 
 
 VALUE_ERRORS = [

@@ -16,7 +16,7 @@ from coterie.mechanisms.base import Mechanism
 from coterie.mechanisms.smyrf import rounds_taken
 from coterie.planning.round_errors import RoundErrors, rounds_needed, sample_queries
 from coterie.rounds_schedule import RoundsSchedule, _Probe
-from tests.cases import close, padding, tensors
+from tests.cases import close, fails, mistakes, padding, tensors
 
 MOST = 4
 
@@ -296,11 +296,9 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("case", list(MISTAKES))
+@mistakes(MISTAKES)
 def test_mistakes_are_named(case):
-    run, kind, message = MISTAKES[case]
-    with pytest.raises(kind, match=message):
-        run()
+    fails(case)
 
 
 # --- the schedule -----------------------------------------------------------------------------------------------------

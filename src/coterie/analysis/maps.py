@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Unpack
 
 from torch import Tensor
 
-from coterie.call import Call, Sizes
+from coterie.call import Call, Masks, Sizes
 from coterie.checks import expect
 from coterie.exact import ExactRows, softmax
 
@@ -91,17 +91,7 @@ class HeadMap:
         return weights[:, column[column < visible]]
 
 
-def head_maps(
-    q: Tensor,
-    k: Tensor,
-    *,
-    attn_mask: Tensor | None = None,
-    key_mask: Tensor | None = None,
-    query_mask: Tensor | None = None,
-    is_causal: bool = False,
-    causal_offset: int | Tensor | None = None,
-    scale: float | None = None,
-) -> Iterator[HeadMap]:
+def head_maps(q: Tensor, k: Tensor, **masks: Unpack[Masks]) -> Iterator[HeadMap]:
     """The map of every head of every sample, one after another; all arguments mean what they mean in `attention`.
 
     Padded rows are left out, so that they add no empty rows or columns; NaN in them is harmless.
@@ -120,8 +110,10 @@ def head_maps(
         >>> [(each.head, each.shape) for each in head_maps(q, k, is_causal=True)][:2]
         [(0, (30, 50)), (1, (30, 50))]
     """
-    masks: dict[str, Any] = {"attn_mask": attn_mask, "key_mask": key_mask, "query_mask": query_mask}
-    return call_maps(Call.of(q, k, **masks, is_causal=is_causal, causal_offset=causal_offset, scale=scale, runs=False))
+    for name in masks:
+        if name not in Masks.__annotations__:
+            raise TypeError(f"head_maps() got an unexpected keyword argument {name!r}")
+    return call_maps(Call.of(q, k, **masks, runs=False))
 
 
 def call_maps(call: Call) -> Iterator[HeadMap]:

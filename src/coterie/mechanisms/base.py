@@ -186,6 +186,13 @@ class Mechanism(ABC):
         return self.name + (":" + ",".join(changed) if changed else "")
 
 
+class PerQuery(Mechanism):
+    """A mechanism in which each query is for itself: others, later ones too, do not change whom it meets."""
+
+    causality: ClassVar[str] = Causality.STRICT
+    per_query: ClassVar[bool] = True
+
+
 def plan_call(mechanism: Mechanism, call: Call) -> Plan:
     """Who meets whom in a call that has been checked; nothing is checked again."""
     if type(mechanism).plan is not Mechanism.plan:  # a mechanism of a user's that plans in a way of its own

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
-from coterie.mechanisms.base import Causality, Mechanism, register
+from coterie.mechanisms.base import PerQuery, register
 from coterie.plan import Plan, Round
 from coterie.planning.tokens import Tokens
 
 
 @register("full")
 @dataclass(frozen=True)
-class Full(Mechanism):
+class Full(PerQuery):
     """Dense attention, softmax(scale·q·kᵀ)·v, through the same engine: every query meets every key. O(Nq·Nk).
 
     Example:
@@ -24,9 +23,6 @@ class Full(Mechanism):
         >>> torch.allclose(coterie.attention(q, q, q, coterie.Full()), dense, atol=1e-6)
         True
     """
-
-    causality: ClassVar[str] = Causality.STRICT
-    per_query: ClassVar[bool] = True
 
     def build(self, tokens: Tokens) -> Plan:
         queries, num_queries = tokens.real_queries

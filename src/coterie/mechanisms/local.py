@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from coterie.checks import expect_int
-from coterie.mechanisms.base import Causality, Mechanism, register
+from coterie.mechanisms.base import PerQuery, register
 from coterie.plan import Plan, Round
 from coterie.planning.orders import ceil_div, compact
 from coterie.planning.tokens import Tokens
@@ -52,7 +51,7 @@ def window_of(size: int, causal: bool) -> tuple[int, int]:
 
 @register("local")
 @dataclass(frozen=True)
-class Local(Mechanism):
+class Local(PerQuery):
     """A window: query i meets keys j with `|i − j| ≤ window // 2`; causal, the last `window` keys, its own included.
 
     Positions are indices, padding counted. With Nq ≠ Nk, query i sits at key position i + causal_offset, also when
@@ -68,9 +67,6 @@ class Local(Mechanism):
     size_field = "window"
 
     window: int = 256
-
-    causality: ClassVar[str] = Causality.STRICT
-    per_query: ClassVar[bool] = True
 
     def check(self) -> None:
         expect_int("window", self.window, at_least=1)

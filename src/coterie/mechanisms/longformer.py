@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
 from coterie.checks import expect_int
-from coterie.mechanisms.base import Causality, Mechanism, register
+from coterie.mechanisms.base import PerQuery, register
 from coterie.mechanisms.local import window_of, windowed
 from coterie.plan import Plan, Round
 from coterie.planning.orders import compact
@@ -17,7 +16,7 @@ from coterie.planning.tokens import Tokens
 
 @register("longformer")
 @dataclass(frozen=True)
-class Longformer(Mechanism):
+class Longformer(PerQuery):
     """A window as in Local, and global tokens (Beltagy et al., 2020): the first `global_tokens` real keys are met by
     every query, and the queries at those positions meet every key. Each pair meets at most once.
 
@@ -38,9 +37,6 @@ class Longformer(Mechanism):
 
     window: int = 256
     global_tokens: int = 1
-
-    causality: ClassVar[str] = Causality.STRICT
-    per_query: ClassVar[bool] = True
 
     def check(self) -> None:
         expect_int("window", self.window, at_least=1)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from coterie.checks import expect_int, expect_seed, expect_type
+from coterie.checks import check_flag, expect_int, expect_seed
 from coterie.mechanisms.base import Mechanism, StrictIfAsked, register
 from coterie.plan import Plan, Round
 from coterie.planning.orders import balanced_offsets, ceil_div
@@ -53,7 +53,7 @@ class Reformer(Mechanism):
     def check(self) -> None:
         expect_int("rounds", self.rounds, at_least=1)
         expect_int("chunk_size", self.chunk_size, at_least=1)
-        expect_type(isinstance(self.strict, bool), "strict", "a bool", type(self.strict).__name__)
+        check_flag("strict", self.strict)
         expect_seed(self.seed)
 
     def build(self, tokens: Tokens) -> Plan:

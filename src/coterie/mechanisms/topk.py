@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
 from coterie.checks import expect_int
-from coterie.mechanisms.base import Causality, Mechanism, register
+from coterie.mechanisms.base import PerQuery, register
 from coterie.plan import Plan, Round
 from coterie.planning.tokens import Tokens
 
 
 @register("topk")
 @dataclass(frozen=True)
-class TopK(Mechanism):
+class TopK(PerQuery):
     """The oracle of the supplement's §16.2: query i meets the k keys with the largest scale·q_i·k_j that it may see.
 
     Finding them takes every score, so this measures what a mechanism could reach; it is not fast. O(Nq·Nk).
@@ -32,9 +31,6 @@ class TopK(Mechanism):
     size_field = "k"
 
     k: int = 32
-
-    causality: ClassVar[str] = Causality.STRICT
-    per_query: ClassVar[bool] = True
 
     def check(self) -> None:
         expect_int("k", self.k, at_least=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coterie.checks import expect, expect_int, expect_seed, expect_type
+from coterie.checks import check_flag, expect, expect_int, expect_seed
 from coterie.mechanisms.base import Mechanism, StrictIfAsked, register
 from coterie.mechanisms.near_far.causal import causal
 from coterie.mechanisms.near_far.everyone import everyone
@@ -77,7 +77,7 @@ class NearFar(Mechanism):
                 expect_int(name, value, at_least=1)
         expect_int("iterations", self.iterations, at_least=0)
         expect_int("chunk", self.chunk, at_least=1)
-        expect_type(isinstance(self.strict, bool), "strict", "a bool", type(self.strict).__name__)
+        check_flag("strict", self.strict)
         expect_seed(self.seed)
 
     def build(self, tokens: Tokens) -> Plan:
