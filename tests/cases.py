@@ -31,7 +31,7 @@ def check_gradients(run: Callable[..., Tensor | tuple[Tensor, ...]], inputs: Seq
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         generator = torch.Generator().manual_seed(1)
         weights = [torch.randn(x.shape, generator=generator, dtype=torch.float64) for x in outputs]
-        total = sum((x.double() * weight).sum() for x, weight in zip(outputs, weights, strict=True))
+        total = torch.stack([(x.double() * weight).sum() for x, weight in zip(outputs, weights, strict=True)]).sum()
         found.append((*outputs, *torch.autograd.grad(total, copies)))
     all_close(*found)
 
@@ -58,7 +58,7 @@ def fails(case: Mistake) -> None:
         call()
 
 
-MECHANISMS = {
+MECHANISMS: dict[str, coterie.Mechanism] = {
     "smyrf": coterie.Smyrf(rounds=3, cluster_size=16),
     "smyrf-once": coterie.Smyrf(rounds=3, cluster_size=16, duplicates="once"),
     "smyrf-none-e2lsh": coterie.Smyrf(rounds=2, cluster_size=16, transform="none", hash="e2lsh"),
@@ -86,7 +86,17 @@ STRICT = {
 MEANS = {name: m for name, m in MECHANISMS.items() if name.startswith(("clustered", "improved", "near-far"))}
 
 
-def tensors(batch=2, heads=2, queries=63, keys=None, dim=8, value_dim=None, key_heads=None, dtype=None, seed=0):
+def tensors(
+    batch: int = 2,
+    heads: int = 2,
+    queries: int = 63,
+    keys: int | None = None,
+    dim: int = 8,
+    value_dim: int | None = None,
+    key_heads: int | None = None,
+    dtype: torch.dtype | None = None,
+    seed: int = 0,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Random q, k, v, with keys that resemble queries so that grouping has something to find."""
     generator = torch.Generator().manual_seed(seed)
     keys = queries if keys is None else keys
@@ -115,8 +125,8 @@ def padding(batch: int, length: int, lengths: list[int], side: str = "right") ->
     return mask
 
 
-def index(values: list[int]) -> Tensor:
-    """An index of one sample and one head, (1, 1, N) int32."""
+def index(values: list[int] | list[list[int]]) -> Tensor:
+    """An index of one sample and one head, (1, 1, N) int32; for `skip` of a list for each query, (1, 1, N, S)."""
     return torch.tensor(values, dtype=torch.int32)[None, None]
 
 

@@ -23,12 +23,11 @@ def _seed():
 @pytest.fixture(autouse=True)
 def _poisoned_empty():
     """Memory that nobody wrote to must never matter."""
-    before = torch.utils.deterministic.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+        yield
     torch.use_deterministic_algorithms(False)
-    torch.utils.deterministic.fill_uninitialized_memory = before
 
 
 @pytest.fixture(params=["reference", "native"])

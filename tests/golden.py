@@ -94,7 +94,7 @@ def fingerprint(case: str, backend: str) -> dict[str, Any]:
     """The plan as a hash, output and gradients as a few weighted sums; or how the call is refused."""
     name, situation, kind = case.split("/")
     mechanism, given = MECHANISMS[name], SITUATIONS[situation]()
-    settings = {"is_causal": kind == "causal", "backend": backend}
+    settings: dict[str, Any] = {"is_causal": kind == "causal", "backend": backend}
     q, k, v = (x.requires_grad_() for x in given.inputs)
     torch.manual_seed(7)
     try:
@@ -103,7 +103,8 @@ def fingerprint(case: str, backend: str) -> dict[str, Any]:
     except ValueError as refusal:
         return {"refused": str(refusal)}
     results = (out, torch.where(lse == float("-inf"), -1, lse))
-    gradients = torch.autograd.grad(sum((_weights(x) * x.double()).sum() for x in results), (q, k, v))
+    loss = torch.stack([(_weights(x) * x.double()).sum() for x in results]).sum()
+    gradients = torch.autograd.grad(loss, (q, k, v))
     sums = [float((_weights(x) * x.detach().double()).sum()) for x in (*results, *gradients)]
     return {"plan": plan_hash(plan), "sums": [round(x, 6) for x in sums]}
 

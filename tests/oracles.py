@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 
-def softmax_over(q: Tensor, k: Tensor, v: Tensor, scale: float, weights: Tensor, bias: Tensor | None = None):
+def softmax_over(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, weights: Tensor, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Softmax where pair (i, j) counts weights[i, j] times; (out, lse), 0 and −inf for rows that meet nobody."""
     out = torch.zeros(q.shape[0], v.shape[1], dtype=torch.float64)
     lse = torch.full((q.shape[0],), -math.inf, dtype=torch.float64)
@@ -138,13 +140,14 @@ def near_far(
     means = {c: [j for j, x in enumerate(clusters) if x == c] for c in set(clusters)}
     for i in range(q.shape[0]):
         members = [m for m, x in enumerate(groups) if x == groups[i]]
-        mean = sum(q[m].detach() for m in members) / len(members)
+        mean = torch.stack([q[m].detach() for m in members]).mean(0)
         liked = sorted(range(k.shape[0]), key=lambda j: (-float(scale * mean @ k[j].detach()), j))[:near]
         scores, values = [scale * (q[i] @ k[j]) for j in liked], [v[j] for j in liked]
         for keys in means.values():
             left = len([j for j in keys if j not in liked])
             if left:
-                scores.append(scale * (q[i] @ (sum(k[j] for j in keys) / len(keys))) + math.log(left))
-                values.append(sum(v[j] for j in keys) / len(keys))
+                mean_key, mean_value = (torch.stack([x[j] for j in keys]).mean(0) for x in (k, v))
+                scores.append(scale * (q[i] @ mean_key) + math.log(left))
+                values.append(mean_value)
         out.append(torch.softmax(torch.stack(scores), 0) @ torch.stack(values))
     return torch.stack(out)

@@ -123,7 +123,7 @@ class Half(Good):
 @breaks("runs", says="causality is 'sometimes'")
 class Unsure(Good):
     @property
-    def causality(self):
+    def causality(self):  # type: ignore[override]
         return "sometimes"
 
 

@@ -112,7 +112,8 @@ def test_inductor_makes_one_graph_too():
 
     compiled = torch.compile(run, fullgraph=True, backend=backend, dynamic=True)
     for length in (50, 37, 130):
-        found, want = (f(*drawn(length), padding(2, length, [length, length // 2])) for f in (compiled, run))
+        inputs = (*drawn(length), padding(2, length, [length, length // 2]))
+        found, want = compiled(*inputs), run(*inputs)
         close(found, want)
     assert backend.count == 1
 
@@ -381,7 +382,8 @@ def ops():
     mask = torch.randn(1, 1, 20, 1, requires_grad=True)  # a mean has no column of its own
     order = torch.arange(20, dtype=torch.int32).expand(1, 2, 20)
     start, stop = torch.zeros(1, 2, 1, dtype=torch.int32), torch.full((1, 2, 1), 7, dtype=torch.int32)
-    lists = (rounds, [], [], [], [order, start, stop, stop], [0] * 10)
+    nothing: list[torch.Tensor] = []
+    lists = (rounds, nothing, nothing, nothing, [order, start, stop, stop], [0] * 10)
     yield (
         native.attend_op,
         (q, k, v, mask, *lists, plan.offset, plan.self_keys, None, None, None, True, False, 0.3, 0.0),

@@ -179,7 +179,7 @@ def test_a_loop_of_links_is_an_error_in_words(tmp_path):
 
 def test_links_planted_at_the_temporary_name_are_not_followed(tmp_path, monkeypatch):
     """Even if somebody could guess it."""
-    monkeypatch.setattr(files.secrets, "token_hex", lambda _: "guessed")
+    monkeypatch.setattr("coterie.files.secrets.token_hex", lambda _: "guessed")
     (tmp_path / "victim").write_text("mine")
     for planted in (tmp_path / "victim", tmp_path / "nowhere"):
         (tmp_path / ".coterie-guessed.tmp").symlink_to(planted)

@@ -3,6 +3,7 @@
 import math
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -17,8 +18,8 @@ pytestmark = pytest.mark.usefixtures("backend")
 
 def test_it_can_replace_a_call_of_sdpa():
     q, k, v = tensors(2, 4, 30, dim=8, key_heads=2)
-    kwargs = {"attn_mask": torch.rand(30, 30) < 0.9, "dropout_p": 0.0, "scale": 0.3, "enable_gqa": True}
-    kwargs["attn_mask"].fill_diagonal_(True)
+    mask = (torch.rand(30, 30) < 0.9).fill_diagonal_(True)
+    kwargs: dict[str, Any] = {"attn_mask": mask, "dropout_p": 0.0, "scale": 0.3, "enable_gqa": True}
     want = F.scaled_dot_product_attention(q, k, v, **kwargs)
     close(coterie.attention(q, k, v, coterie.Full(), **kwargs), want)
     causal = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
@@ -205,11 +206,11 @@ def test_packed_sequences_equal_each_alone(name, causal):
     out, lse = coterie.attention_varlen(q, k, v, MECHANISMS[name], starts_q.int(), starts_k, **kwargs)
     assert out.shape == (63, 4, 5)
     assert lse.shape == (63, 4)
-    total = 0.0
+    total = torch.zeros(())
     for s in range(5):
         rows, keys = slice(starts_q[s], starts_q[s + 1]), slice(starts_k[s], starts_k[s + 1])
-        alone = [x.transpose(0, 1)[None] for x in (q[rows], k[keys], v[keys])]
-        out_s, lse_s = coterie.attention(*alone, MECHANISMS[name], **kwargs)
+        a, b, c = (x.transpose(0, 1)[None] for x in (q[rows], k[keys], v[keys]))
+        out_s, lse_s = coterie.attention(a, b, c, MECHANISMS[name], **kwargs)
         close(out[rows], out_s[0].transpose(0, 1))
         close(lse[rows], lse_s[0].transpose(0, 1))
         total = total + out_s.square().sum()
@@ -224,6 +225,7 @@ def test_packed_sequences_under_autocast():
         for starts in (torch.tensor([0, 4, 10]), torch.tensor([0])):
             n = int(starts[-1])
             out = coterie.attention_varlen(q[:n].bfloat16(), k[:n], v[:n], "full", starts, starts)
+            assert isinstance(out, torch.Tensor)
             assert out.dtype == torch.bfloat16
 
 
@@ -233,7 +235,9 @@ def test_packed_sequences_with_their_own_offsets():
     out = coterie.attention_varlen(
         q, k, v, "full", starts_q, starts_k, is_causal=True, causal_offset=torch.tensor([0, 2])
     )
-    first = F.scaled_dot_product_attention(*(x[None].transpose(1, 2) for x in (q[:4], k[:6], v[:6])), is_causal=True)
+    assert isinstance(out, torch.Tensor)
+    a, b, c = (x[None].transpose(1, 2) for x in (q[:4], k[:6], v[:6]))
+    first = F.scaled_dot_product_attention(a, b, c, is_causal=True)
     close(out[:4], first[0].transpose(0, 1))
 
 

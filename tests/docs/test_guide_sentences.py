@@ -36,7 +36,7 @@ def test_what_stands_in_the_padding_changes_no_bit(name):
     inputs, found = tensors(3, 2, 33), []
     for wild in (0.0, math.nan, -math.inf):
         leaves = [torch.where(mask[:, None, :, None], x, wild).requires_grad_() for x in inputs]
-        out = coterie.attention(*leaves, MECHANISMS[name], key_mask=mask)
+        out = coterie.attention(leaves[0], leaves[1], leaves[2], MECHANISMS[name], key_mask=mask)
         assert (out.transpose(1, 2)[~mask] == 0).all()
         found.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
     for others in found[1:]:
@@ -54,9 +54,8 @@ def test_a_sample_gives_what_it_would_give_alone(name, side):
     mask = padding(3, 40, [40, 17, 1], side)
     out = coterie.attention(q, k, v, MECHANISMS[name], key_mask=mask)
     for b in range(3):
-        close(
-            out[b, :, mask[b]], coterie.attention(*(x[b : b + 1, :, mask[b]] for x in (q, k, v)), MECHANISMS[name])[0]
-        )
+        q_b, k_b, v_b = (x[b : b + 1, :, mask[b]] for x in (q, k, v))
+        close(out[b, :, mask[b]], coterie.attention(q_b, k_b, v_b, MECHANISMS[name])[0])
 
 
 @both
@@ -72,7 +71,8 @@ def test_padding_inside_a_sequence_is_distance_to_windows(name, global_tokens):
     met = ((place[:, None] - place).abs() <= 7) | special | special[:, None]
     want = F.scaled_dot_product_attention(q, k, v, attn_mask=met & mask[0])
     close(out[:, :, mask[0]], want[:, :, mask[0]])
-    alone = coterie.attention(*(x[:, :, mask[0]] for x in (q, k, v)), MECHANISMS[name])
+    q, k, v = (x[:, :, mask[0]] for x in (q, k, v))
+    alone = coterie.attention(q, k, v, MECHANISMS[name])
     assert not torch.allclose(alone, out[:, :, mask[0]], atol=1e-2)
 
 
@@ -86,7 +86,7 @@ def test_the_masks_of_a_call_always_win():
     mask = padding(2, 30, [30, 11], "right")
     everyone = coterie.Full().plan(q, k)
     out = coterie.attention(q, k, v, None, plan=everyone, key_mask=mask)
-    close(out[1, :, :11], F.scaled_dot_product_attention(*(x[1, :, :11] for x in (q, k, v))))
+    close(out[1, :, :11], F.scaled_dot_product_attention(q[1, :, :11], k[1, :, :11], v[1, :, :11]))
     assert (out[1, :, 11:] == 0).all()
     for name, said in (("clustered", "query_mask"), ("near-far", "key_mask")):
         with pytest.raises(ValueError, match=f"{said}: expected to be the mask that the plan's means were made with"):
@@ -176,13 +176,10 @@ def test_no_value_from_the_future_is_averaged_in(name):
 def test_strict_rows_do_not_depend_on_later_tokens(name):
     first, second = tensors(1, 2, 40), tensors(1, 2, 40, seed=1)
     mixed = [torch.where(torch.arange(40)[:, None] < 20, x, 3 * y) for x, y in zip(first, second, strict=True)]
-    plans, outs = zip(
-        *(
-            (STRICT[name].plan(*x[:2], is_causal=True).to_dense(), coterie.attention(*x, STRICT[name], is_causal=True))
-            for x in (first, mixed)
-        ),
-        strict=True,
-    )
+    plans, outs = [], []
+    for q, k, v in (first, mixed):
+        plans.append(STRICT[name].plan(q, k, is_causal=True).to_dense())
+        outs.append(coterie.attention(q, k, v, STRICT[name], is_causal=True))
     assert torch.equal(plans[0][:, :, :20], plans[1][:, :, :20])
     close(outs[0][:, :, :20], outs[1][:, :, :20])
 

@@ -21,7 +21,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 
 def results(mechanism, q, k, v, **kwargs):
     inputs = [x.detach().requires_grad_() for x in (q, k, v)]
-    out, lse = coterie.attention(*inputs, mechanism, return_lse=True, **kwargs)
+    out, lse = coterie.attention(inputs[0], inputs[1], inputs[2], mechanism, return_lse=True, **kwargs)
     weight = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
     return out, lse, *torch.autograd.grad((out * weight).sum() + lse.sum(), inputs)
 
@@ -68,8 +68,10 @@ def test_many_hamming_bits_and_clusters():
     q, k, _ = tensors(1, 2, 150, dtype=torch.float32)
     for bits, clusters in ((1, 3), (64, 40), (65, 5), (200, 200)):
         mechanism = coterie.Clustered(clusters=clusters, bits=bits)
-        labels = [mechanism.plan(q, k, backend=b).answer for b in ("reference", "native")]
-        assert torch.equal(*labels)
+        one, other = (mechanism.plan(q, k, backend=b).answer for b in ("reference", "native"))
+        assert one is not None
+        assert other is not None
+        assert torch.equal(one, other)
 
 
 # --- the same bits ---------------------------------------------------------------------------------------------------
@@ -157,7 +159,7 @@ torch.save((compiled.instruction_set(), found), {str(tmp_path / "found.pt")!r})
 def test_several_python_threads_at_once():
     q, k, v = tensors(1, 2, 200, dtype=torch.float32)
     want = results("smyrf:cluster_size=16", q, k, v)
-    wrong = []
+    wrong: list[bool] = []
 
     def work():
         for _ in range(5):
@@ -328,7 +330,7 @@ def backward_arguments(self_keys=True, mask=None):
         "key_mask": None,
         "query_mask": None,
     }
-    results = {name: torch.zeros(shape) for name, shape in shapes.items()}
+    results: dict[str, torch.Tensor | None] = {name: torch.zeros(shape) for name, shape in shapes.items()}
     results |= {"alone": torch.zeros(1, 2, 9, dtype=torch.uint8) if self_keys else None, "grad_mask": None}
     settings = {"causal": False, "once": False, "scale": 1.0, "dropout_p": 0.0, "seed": 0, "threads": 1}
     return tensors, settings, results

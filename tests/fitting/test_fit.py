@@ -18,7 +18,7 @@ from coterie.fitting.search import cheapest, path
 from coterie.hosts import DENSE, host_of
 
 
-def encoder(layers: int = 2) -> torch.nn.Module:
+def encoder(layers: int = 2) -> torch.nn.TransformerEncoder:
     torch.manual_seed(0)
     layer = torch.nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
     return torch.nn.TransformerEncoder(layer, layers, enable_nested_tensor=False).eval()
@@ -229,7 +229,7 @@ def test_short_inputs_of_a_hugging_face_model_run_its_own_attention():
     from tests.hf.families import BY_NAME
 
     model = BY_NAME["bert"].build()
-    seen = []
+    seen: list[coterie.Seen] = []
     coterie.hf.use(model, "local:window=9@70")
     with coterie.observing(seen.append), torch.no_grad():
         for length in (69, 70):

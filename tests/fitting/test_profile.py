@@ -20,7 +20,8 @@ class OneCall(TorchHost):
 
     def run(self, batch):
         self.current = "only"
-        return coterie.attention(*self.inputs, "full", **self.settings)
+        q, k, v = self.inputs
+        return coterie.attention(q, k, v, "full", **self.settings)
 
 
 def test_guests_do_not_count_however_the_keys_are_masked():

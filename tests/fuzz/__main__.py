@@ -43,7 +43,7 @@ def main() -> int:
     sets = [options.isa] if options.isa else _runnable()
     jobs = [(kind, isa) for kind in kinds for isa in sets]
     with ThreadPoolExecutor(os.cpu_count()) as cores:
-        return max(cores.map(lambda job: _supervise(*job, options, jobs, sets), jobs))
+        return max(cores.map(lambda job: _supervise(job[0], job[1], options, jobs, sets), jobs))
 
 
 def _runnable() -> list[str]:

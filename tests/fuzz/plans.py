@@ -97,13 +97,14 @@ def draw(seed: int) -> Case:
         if key_means is not None and shape[1:3] == [1, 1]:
             hide[:] = False  # it would be a mask of keys, and hide the members of means
         mask = ~hide if maybe(0.5) else torch.where(hide, -math.inf, randn(*shape)).to(dtype)
-    tensors = tuple(
+    q, k, v = (
         _laid_out(rng, randn(batch, h, n, d).to(dtype))
         for h, n, d in ((heads, queries, dim), (key_heads, keys, dim), (key_heads, keys, value_dim))
     )
-    hidden = tuple(None if each is None else ~each[:, None, :, None] for each in (query_mask, key_mask))
+    hidden_queries, hidden_keys = (None if x is None else ~x[:, None, :, None] for x in (query_mask, key_mask))
     scale = rng.choice((1 / math.sqrt(dim), 1.0, 0.5, -0.7, 0.0))
-    return Case(plan, tensors, hidden, mask, key_mask, query_mask, scale, gradients=maybe(0.15))
+    hidden = (hidden_queries, hidden_keys)
+    return Case(plan, (q, k, v), hidden, mask, key_mask, query_mask, scale, gradients=maybe(0.15))
 
 
 def _int32(values: Any, shape: tuple[int, ...]) -> Tensor:
@@ -117,11 +118,15 @@ def _bounds(rng: random.Random, count: int, size: int) -> tuple[list[int], list[
 
 def _means(rng: random.Random, batch: int, heads: int, members: int, placed: bool) -> Means:
     count, slots = rng.randint(0, 3), rng.randint(0, 5) if members else 0
-    order, starts, stops, positions = [], [], [], []
+    order: list[int] = []
+    starts: list[int] = []
+    stops: list[int] = []
+    positions: list[int] = []
     for _ in range(batch * heads):
         low, high = _bounds(rng, count, slots)
         order += [rng.randrange(members) for _ in range(slots)]
-        starts, stops = starts + low, stops + high
+        starts += low
+        stops += high
         positions += [rng.choice((rng.randint(-3, members + 3), *INT32)) for _ in range(count)]
     shape = (batch, heads, count)
     return Means(
@@ -144,12 +149,18 @@ def _round(
     used = [rows if large else rng.randint(0, rows) if groups else 0 for _ in range(batch * heads)]
     slots, key_slots = max(used) + spare, key_rows if large else rng.randint(0, 7) if key_rows else 0
     skips = rng.randint(0, 3) if rng.random() < 0.3 else None
-    query_order, offsets, key_order, starts, stops, skip = [], [], [], [], [], []
+    query_order: list[int] = []
+    offsets: list[int] = []
+    key_order: list[int] = []
+    starts: list[int] = []
+    stops: list[int] = []
+    skip: list[list[int]] = []
     for count in used:
         query_order += rng.sample(range(rows), count) + [rng.choice((-1, *INT32)) for _ in range(slots - count)]
         offsets += [0, *sorted(rng.randint(0, count) for _ in range(groups - 1)), count] if groups else [0]
         low, high = _bounds(rng, groups, key_slots)
-        starts, stops = starts + low, stops + high
+        starts += low
+        stops += high
         covered = {slot for a, b in zip(low, high, strict=True) for slot in range(a, b)}
         key_order += [rng.randrange(key_rows) if s in covered else rng.choice((-1, *INT32)) for s in range(key_slots)]
         if skips is not None:
@@ -213,18 +224,22 @@ def check(case: Case, backend: str) -> Errors:
     """Run both; raise MismatchError where they are farther apart than is tolerated."""
     dtype = case.tensors[0].dtype
     ours = _leaves(case, poisoned=True)
+    q, k, v, *mask = ours
     attended = coterie.grouped_attention(
-        *ours[:3],
+        q,
+        k,
+        v,
         case.plan,
-        attn_mask=ours[3] if len(ours) > 3 else case.mask,
+        attn_mask=mask[0] if mask else case.mask,
         key_mask=case.key_mask,
         query_mask=case.query_mask,
         scale=case.scale,
         backend=backend,
     )
     theirs = _leaves(case, poisoned=False)
-    mask = theirs[3] if len(theirs) > 3 else case.mask
-    want = oracle.attention(case.plan, *theirs[:3], case.scale, mask, case.key_mask, case.query_mask)
+    q, k, v, *mask = theirs
+    pair_mask = mask[0] if mask else case.mask
+    want = oracle.attention(case.plan, q, k, v, case.scale, pair_mask, case.key_mask, case.query_mask)
     accumulated = torch.float64 if dtype == torch.float64 else torch.float32
     errors = Errors(
         _error("out", attended.out, want[0], TOLERANCE[dtype]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -11,10 +12,13 @@ from torch import Tensor
 
 transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
 
+from transformers.models.llama.modeling_llama import LlamaAttention  # noqa: E402
+
 import coterie  # noqa: E402
 import coterie.hf  # noqa: E402
 from coterie.hf import version  # noqa: E402
 from coterie.hf.masks import Rules  # noqa: E402
+from coterie.hf.positions import Table, learned_positions  # noqa: E402
 from tests.hf.families import BY_NAME, ENCODER_DECODER, FAMILIES, Family, _tokens  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
@@ -42,9 +46,16 @@ def close(got: Tensor, want: Tensor, tolerance: float = 2e-5) -> None:
     torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance * max(1.0, float(want.abs().max())))
 
 
+def positions_of(model: Any) -> Table:
+    """The learned table that it must have."""
+    found = learned_positions(model)
+    assert found is not None
+    return found
+
+
 def loss(answers: list[Tensor]) -> Tensor:
     """A number that every entry has another share in."""
-    return sum((x.flatten() * torch.arange(x.numel()).cos()).sum() for x in answers)
+    return torch.stack([(x.flatten() * torch.arange(x.numel()).cos()).sum() for x in answers]).sum()
 
 
 # --- Full is what the model had --------------------------------------------------------------------------------------
@@ -64,9 +75,7 @@ def test_full_equals_eager_forward_and_backward(family: Family, padding: str):
     assert found_gradients.keys() == gradients.keys()
     scale = max(float(g.abs().max()) for g in gradients.values())
     for name, want in gradients.items():
-        torch.testing.assert_close(
-            found_gradients[name], want, rtol=1e-3, atol=2e-5 * scale, msg=lambda m, n=name: n + m
-        )
+        torch.testing.assert_close(found_gradients[name], want, rtol=1e-3, atol=2e-5 * scale, msg=name.__add__)
 
 
 def refuses(family: Family, mechanism: str) -> bool:
@@ -297,6 +306,7 @@ def test_rules_survive_their_tensor():
             for window in (0, 3):
                 rules = Rules(real, torch.tensor([offset, offset + 1], dtype=torch.int32), causal, window)
                 found = Rules.decode(rules.encode())
+                assert found is not None
                 assert torch.equal(found.real, real)
                 assert torch.equal(found.offset, rules.offset)
                 assert found[2:] == rules[2:]
@@ -484,7 +494,7 @@ def test_models_without_the_interface_are_refused(config, model, settings, capsy
     assert "Coterie cannot reach it" in capsys.readouterr().out
 
 
-class Bypass(transformers.models.llama.modeling_llama.LlamaAttention):
+class Bypass(LlamaAttention):
     """Mentions ALL_ATTENTION_FUNCTIONS, and goes another way."""
 
     def forward(self, hidden_states, **rest):
@@ -533,8 +543,9 @@ def test_output_attentions_softcap_sinks_and_unknown_arguments_are_refused():
         ("brand_new", "the argument 'brand_new', which this version of Coterie does not know"),
         ("output_attentions", "output_attentions"),
     ):
+        extra: dict[str, Any] = {name: 1.0}
         with pytest.raises(ValueError, match=message):
-            coterie.hf.attend.attend(module, q, q, q, None, **{name: 1.0})
+            coterie.hf.attend.attend(module, q, q, q, None, **extra)
     config = transformers.Gemma2Config(**(vars(BY_NAME["gemma3"])["settings"] | {"attn_logit_softcapping": 50.0}))
     softcapped = coterie.hf.use(transformers.Gemma2Model(config), "full")
     with pytest.raises(ValueError, match="Gemma2Attention asks for softcap"):
@@ -579,9 +590,9 @@ def test_the_table_of_positions_is_a_limit_that_can_be_stretched(name):
     model = coterie.hf.use(family.build(**room), "near-far:near=8")
     with pytest.raises(ValueError, match=rf"this model has {limit} positions, and the input has 600 tokens"):
         model(input_ids=_tokens(1, 600))
-    before = coterie.hf.positions.learned_positions(model).embedding.weight[-limit:].detach().clone()
+    before = positions_of(model).embedding.weight[-limit:].detach().clone()
     coterie.hf.extend_positions(model, 600)
-    table = coterie.hf.positions.learned_positions(model)
+    table = positions_of(model)
     assert table.limit == 600
     close(table.embedding.weight[table.first], before[0])
     close(table.embedding.weight[-1], before[-1])
@@ -608,12 +619,11 @@ def test_stretched_tables_can_be_saved_and_loaded(config, model, limit, tmp_path
         "word_embed_proj_dim": 32,
     }
     built = getattr(transformers, model)(getattr(transformers, config)(**settings))
-    assert coterie.hf.positions.learned_positions(built).limit == limit
+    assert positions_of(built).limit == limit
     coterie.hf.extend_positions(built, 100)
     built.save_pretrained(tmp_path)
     again = getattr(transformers, model).from_pretrained(tmp_path)
-    want = coterie.hf.positions.learned_positions(built)
-    found = coterie.hf.positions.learned_positions(again)
+    want, found = positions_of(built), positions_of(again)
     assert found.limit == want.limit == 100
     assert torch.equal(found.embedding.weight, want.embedding.weight)
 

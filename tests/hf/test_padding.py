@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -188,7 +190,7 @@ def test_what_padding_says_changes_nobody_and_comes_from_the_keys_that_its_host_
     q, k, v = torch.randn(3, 2, 3, 61, 8, generator=generator).unbind(0)
     real = torch.arange(61) < torch.tensor([[61], [37]])
     chosen = coterie.as_mechanism(mechanism)
-    settings = {"key_mask": real, "query_mask": real}
+    settings: dict[str, Any] = {"key_mask": real, "query_mask": real}
     without = coterie.attention(q, k, v, chosen, **settings)
     out, lse = coterie.attention(q, k, v, chosen, **settings, guests=~real, return_lse=True)
     at = real[:, None, :].expand_as(lse)

@@ -7,6 +7,7 @@ import os
 import pydoc_data.topics
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -129,7 +130,7 @@ def test_smollm_keeps_its_loss_with_a_near_far_prefill(smollm):
     assert found < 1.01 * want
 
 
-def cola(path: Path, tokenizer) -> list[dict]:
+def cola(path: Path, tokenizer) -> list[dict[str, Any]]:
     with path.open(encoding="utf-8") as file:
         rows = [line.rstrip("\n").split("\t") for line in file]
     return [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -70,7 +72,8 @@ def test_a_plain_wrapper_and_a_compiled_model_are_looked_into():
     wrapper = nn.Sequential(nn.Identity(), nn.ModuleDict({"tower": bert}))
     coterie.hf.use(wrapper, "local:window=9")
     assert {layer.runs for layer in coterie.hf.describe(wrapper)} == {"local:window=9"}
-    assert len(coterie.hf.attention_modules(torch.compile(bert))) == 2
+    compiled: Any = torch.compile(bert)
+    assert len(coterie.hf.attention_modules(compiled)) == 2
     coterie.hf.extend_positions(wrapper, 700)
     assert bert.config.max_position_embeddings == 700
 
@@ -81,7 +84,8 @@ def test_none_or_several_models_are_refused_by_name():
         ValueError, match="model: expected one model of transformers inside, got ModuleDict with left, r"
     ):
         coterie.hf.use(two, "full")
-    for nothing in (nn.Linear(2, 2), "a name"):
+    without: list[Any] = [nn.Linear(2, 2), "a name"]
+    for nothing in without:
         with pytest.raises(TypeError, match=r"model: expected a transformers.PreTrainedModel, or a module with one"):
             coterie.hf.use(nothing, "full")
 

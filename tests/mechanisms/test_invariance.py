@@ -1,6 +1,7 @@
 """What must not matter: padding, the rest of the batch, repeated heads, memory layout, later tokens."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -61,7 +62,9 @@ def test_padded_rows_equal_each_row_alone(name, side, causal):
         if length == 0:
             continue
         alone = [x[b : b + 1, :, mask[b]].detach().requires_grad_() for x in (q, k, v)]
-        out_b, lse_b = coterie.attention(*alone, MECHANISMS[name], is_causal=causal, return_lse=True)
+        out_b, lse_b = coterie.attention(
+            alone[0], alone[1], alone[2], MECHANISMS[name], is_causal=causal, return_lse=True
+        )
         close(out[b : b + 1, :, mask[b]], out_b)
         close(lse[b : b + 1, :, mask[b]], lse_b)
         wanted = torch.autograd.grad((out_b * weight[b : b + 1, :, mask[b]]).sum() + lse_b.sum(), alone)
@@ -124,8 +127,8 @@ def test_memory_layout_does_not_matter(name):
     strided = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
     spaced = [torch.stack([x, x], -1).flatten(-2)[..., ::2] for x in (q, k, v)]
     assert not spaced[0].is_contiguous()
-    close(coterie.attention(*strided, MECHANISMS[name]), want)
-    close(coterie.attention(*spaced, MECHANISMS[name]), want)
+    for a, b, c in (strided, spaced):
+        close(coterie.attention(a, b, c, MECHANISMS[name]), want)
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
@@ -256,7 +259,7 @@ def test_the_same_seed_gives_the_same_bits_whatever_torch_was_seeded_with(name):
 def test_seeds_layers_and_heads_draw_differently(name):
     from dataclasses import replace
 
-    mechanism = MECHANISMS[name]
+    mechanism: Any = MECHANISMS[name]
     q, k, v = tensors(1, 2, 111)
     q[:, 1], k[:, 1], v[:, 1] = q[:, 0], k[:, 0], v[:, 0]
     base = coterie.attention(q, k, v, mechanism)

@@ -2,6 +2,7 @@
 
 import json
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -39,7 +40,7 @@ def test_smyrf_equals_eq_15_round_by_round(length):
     for h in range(2):
         rounds = []
         for r in range(4):
-            met = [[]] * length
+            met: list[list[int]] = [[]] * length
             for rows, keys in groups_of(plan, r, 0, h):
                 for i in rows:
                     met[i] = keys
@@ -202,8 +203,9 @@ def test_improved_clustered_with_all_keys_is_dense(length):
 def test_more_clusters_than_queries_and_empty_clusters(space):
     q, k, v = tensors(1, 2, 5, 12)
     many = coterie.Clustered(clusters=50, space=space)
-    plan = many.plan(q, k)
-    assert int((plan.query_means.stop - plan.query_means.start == 0).sum()) >= 2 * 45
+    means = many.plan(q, k).query_means
+    assert means is not None
+    assert int((means.stop - means.start == 0).sum()) >= 2 * 45
     # One cluster a query is dense attention.
     close(coterie.attention(q, k, v, many), F.scaled_dot_product_attention(q, k, v))
     same = q[:, :, :1].expand(1, 2, 5, 8)  # all queries alike: one cluster takes them all, the others stay empty
@@ -282,8 +284,8 @@ def test_routing_sends_each_query_to_its_centroid_and_the_centroid_picks_keys():
 
         first = starts(torch.ones(1, 90, dtype=torch.bool), 2, 4, seed=0, layer=0)[0, h].tolist()
         labels = euclidean_lloyd(points, first, 2)
-        centroids = [points[[i for i, x in enumerate(labels) if x == c]].mean(0) for c in range(4)]
-        centroids = F.normalize(torch.stack(centroids), dim=-1)
+        means = [points[[i for i, x in enumerate(labels) if x == c]].mean(0) for c in range(4)]
+        centroids = F.normalize(torch.stack(means), dim=-1)
         for c, (rows, keys) in enumerate(found):
             for i in rows:
                 assert int((centroids @ points[i]).argmax()) == c
@@ -299,8 +301,8 @@ def test_local_window(causal, queries, keys, offset, window):
     plan = coterie.Local(window=window).plan(q, k, is_causal=causal, causal_offset=offset)
     shift = keys - queries if offset is None else offset
     met = plan.to_dense()[0, 0]
-    want = [[window_met(i, j, shift, window, causal) for j in range(keys)] for i in range(queries)]
-    want = torch.tensor(want).int()
+    near = [[window_met(i, j, shift, window, causal) for j in range(keys)] for i in range(queries)]
+    want = torch.tensor(near).int()
     for i in range(queries):
         if causal and not want[i].any() and 0 <= i + shift < keys:
             want[i, i + shift] = 1
@@ -386,13 +388,13 @@ def test_the_public_defaults():
 
 BAD = [
     (lambda: coterie.Smyrf(rounds=0), ValueError, r"rounds: expected an int ≥ 1, got 0"),
-    (lambda: coterie.Smyrf(rounds=math.nan), TypeError, r"rounds: expected an int, got float"),
+    (lambda: coterie.Smyrf(rounds=math.nan), TypeError, r"rounds: expected an int, got float"),  # type: ignore[arg-type]
     (lambda: coterie.Smyrf(rounds=True), TypeError, r"rounds: expected an int, got bool"),
     (lambda: coterie.Smyrf(cluster_size=-4), ValueError, r"cluster_size: expected an int ≥ 1, got -4"),
     (lambda: coterie.Smyrf(transform="x"), ValueError, r"transform: expected one of 'smyrf', 'none', .* got 'x'"),
     (lambda: coterie.Smyrf(hash="x"), ValueError, r"hash: expected one of 'projection', .* got 'x'"),
-    (lambda: coterie.Smyrf(duplicates="x"), ValueError, r"duplicates: expected one of 'count', 'once', got 'x'"),
-    (lambda: coterie.Smyrf(resample=1), TypeError, r"resample: expected a bool, got int"),
+    (lambda: coterie.Smyrf(duplicates="x"), ValueError, r"duplicates: expected one of 'count', 'once', got 'x'"),  # type: ignore[arg-type]
+    (lambda: coterie.Smyrf(resample=1), TypeError, r"resample: expected a bool, got int"),  # type: ignore[arg-type]
     (lambda: coterie.Smyrf(seed=-1), ValueError, r"seed: expected an int ≥ 0, got -1"),
     (lambda: coterie.Clustered(clusters=0), ValueError, r"clusters: expected an int ≥ 1, got 0"),
     (lambda: coterie.Clustered(iterations=-1), ValueError, r"iterations: expected an int ≥ 0, got -1"),
@@ -402,13 +404,13 @@ BAD = [
     (lambda: coterie.NearFar(near=-1), ValueError, r"near: expected an int ≥ 0, got -1"),
     (lambda: coterie.NearFar(query_clusters=0), ValueError, r"query_clusters: expected an int ≥ 1, got 0"),
     (lambda: coterie.NearFar(key_clusters="x"), ValueError, r"key_clusters: expected an int ≥ 1 or 'auto', got 'x'"),
-    (lambda: coterie.NearFar(key_clusters=2.5), TypeError, r"key_clusters: expected an int, got float"),
+    (lambda: coterie.NearFar(key_clusters=2.5), TypeError, r"key_clusters: expected an int, got float"),  # type: ignore[arg-type]
     (lambda: coterie.NearFar(chunk=0), ValueError, r"chunk: expected an int ≥ 1, got 0"),
-    (lambda: coterie.NearFar(strict=1), TypeError, r"strict: expected a bool, got int"),
+    (lambda: coterie.NearFar(strict=1), TypeError, r"strict: expected a bool, got int"),  # type: ignore[arg-type]
     (lambda: coterie.Reformer(chunk_size=0), ValueError, r"chunk_size: expected an int ≥ 1, got 0"),
-    (lambda: coterie.Reformer(strict="yes"), TypeError, r"strict: expected a bool, got str"),
+    (lambda: coterie.Reformer(strict="yes"), TypeError, r"strict: expected a bool, got str"),  # type: ignore[arg-type]
     (lambda: coterie.Routing(window=0), ValueError, r"window: expected an int ≥ 1, got 0"),
-    (lambda: coterie.Local(window=2.5), TypeError, r"window: expected an int, got float"),
+    (lambda: coterie.Local(window=2.5), TypeError, r"window: expected an int, got float"),  # type: ignore[arg-type]
     (lambda: coterie.Longformer(global_tokens=-1), ValueError, r"global_tokens: expected an int ≥ 0, got -1"),
     (lambda: coterie.TopK(k=0), ValueError, r"k: expected an int ≥ 1, got 0"),
     (lambda: coterie.as_mechanism("nope"), ValueError, r"mechanism: expected one of smyrf, clustered, .* got 'nope'"),
@@ -465,9 +467,9 @@ def test_at_least_counts_the_keys_of_each_sample(inner, causal):
         out = coterie.attention(q, k, v, key_mask=mask, is_causal=causal, **ask)
         grads = torch.autograd.grad(out.square().sum(), (q, k, v))
         for b, length in enumerate(lengths):
-            alone = [x[b : b + 1, :, :length] for x in (q, k, v)]
+            q_b, k_b, v_b = (x[b : b + 1, :, :length] for x in (q, k, v))
             runs = inner if length >= 40 else "full"
-            want = coterie.attention(*alone, runs, is_causal=causal)
+            want = coterie.attention(q_b, k_b, v_b, runs, is_causal=causal)
             cases.close(out[b : b + 1, :, :length], want)
             for got, one in zip(grads, torch.autograd.grad(want.square().sum(), (q, k, v)), strict=True):
                 cases.close(got[b], one[b], loose=10)
@@ -525,7 +527,8 @@ def test_at_least_needs_a_length(spec):
 
 
 def test_at_least_holds_one_mechanism():
-    for inner in (coterie.AtLeast(5, coterie.Full()), "local"):
+    wrong: list[Any] = [coterie.AtLeast(5, coterie.Full()), "local"]
+    for inner in wrong:
         with pytest.raises(TypeError, match="inner: expected"):
             coterie.AtLeast(9, inner)
 

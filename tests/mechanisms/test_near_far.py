@@ -40,14 +40,15 @@ def test_equals_the_formula_and_its_gradient(queries, keys, near):
     q, k, v = (x.requires_grad_() for x in tensors(1, 2, queries, keys, value_dim=5))
     mechanism = NearFar(near=near, query_clusters=4, key_clusters=6)
     plan, out = mechanism.plan(q, k), coterie.attention(q, k, v, mechanism)
-    want = []
+    heads = []
     for h in (0, 1):
         meet, means = plan.rounds[0], plan.key_means
+        assert means is not None
         offsets = meet.query_offsets[0, h]
         groups = labels_of(meet.query_order[0, h], offsets[:-1], offsets[1:], queries)
         clusters = labels_of(means.order[0, h], means.start[0, h], means.stop[0, h], keys)
-        want.append(near_far(q[0, h], k[0, h], v[0, h], 8**-0.5, groups, clusters, near))
-    want = torch.stack(want)[None]
+        heads.append(near_far(q[0, h], k[0, h], v[0, h], 8**-0.5, groups, clusters, near))
+    want = torch.stack(heads)[None]
     agree(out, want)
     grad = torch.randn_like(out)
     for found, exact in zip(
@@ -88,6 +89,7 @@ def test_clusters_of_equal_keys_and_values_are_exact(near):
     k, v = k[:, :, which], v[:, :, which]
     mechanism = NearFar(near=near, key_clusters=63)
     sizes = mechanism.plan(q, k).key_means
+    assert sizes is not None
     assert int((sizes.stop - sizes.start).max()) == 7
     agree(coterie.attention(q, k, v, mechanism), F.scaled_dot_product_attention(q, k, v))
 
@@ -174,7 +176,9 @@ def test_a_chunk_longer_than_the_sequence(strict):
 
 def test_heads_that_share_keys_share_clusters():
     q, k, _ = tensors(1, 4, 80, key_heads=2)
-    assert NearFar(near=4).plan(q, k).key_means.order.shape[1] == 2
+    means = NearFar(near=4).plan(q, k).key_means
+    assert means is not None
+    assert means.order.shape[1] == 2
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -209,7 +213,7 @@ def test_wild_numbers_spread_alike_in_both_backends(near):
     for backend in ("reference", "native"):
         inputs = [x.clone().requires_grad_() for x in (q, k, v)]
         mechanism = NearFar(near=near, query_clusters=3, key_clusters=2)
-        out = coterie.attention(*inputs, mechanism, backend=backend)
+        out = coterie.attention(inputs[0], inputs[1], inputs[2], mechanism, backend=backend)
         found.append((out, *torch.autograd.grad(out.sum(), inputs)))
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, equal_nan=True, rtol=1e-4, atol=2e-5)
@@ -221,12 +225,15 @@ def test_wild_numbers_spread_alike_in_both_backends(near):
 def test_kmeans_refuses_malformed_parts():
     x, seed = torch.zeros(1, 1, 4, 8), torch.tensor(0)
 
-    def run(order, start, stop):
-        bounds = [torch.tensor([each], dtype=torch.int32) for each in (order, start, stop)]
-        return planning.kmeans_op(x, *bounds, None, None, seed, 2, 1, 0, False, True, 0)
+    def bounds(*given):
+        return (torch.tensor([each], dtype=torch.int32) for each in given)
+
+    def run(*given):
+        order, start, stop = bounds(*given)
+        return planning.kmeans_op(x, order, start, stop, None, None, seed, 2, 1, 0, False, True, 0)
 
     run([0, 1, 2, 3], [0, 2], [2, 4])
-    bounds = [torch.tensor([each], dtype=torch.int32) for each in ([0, 1, 2, 3], [0], [4])]
+    order, start, stop = bounds([0, 1, 2, 3], [0], [4])
     for counts, first, clusters, sample, message in (
         (torch.ones(3, dtype=torch.int64), None, 2, 0, r"counts: expected shape \(1, 1\)"),
         (None, torch.zeros(1, dtype=torch.float64), 2, 0, r"centroids: expected shape \(1, 1, 2, 8\)"),
@@ -234,11 +241,11 @@ def test_kmeans_refuses_malformed_parts():
         (None, None, 2, -3, r"sample: expected at least 0, got -3"),
     ):
         with pytest.raises(ValueError, match=message):
-            planning.kmeans_op(x, *bounds, counts, first, seed, clusters, 1, sample, False, True, 0)
+            planning.kmeans_op(x, order, start, stop, counts, first, seed, clusters, 1, sample, False, True, 0)
     with pytest.raises(ValueError, match=r"stop: expected shape \(1, 1\)"):
-        planning.kmeans_op(x, *bounds[:2], bounds[0], None, None, seed, 2, 1, 0, False, True, 0)
+        planning.kmeans_op(x, order, start, order, None, None, seed, 2, 1, 0, False, True, 0)
     with pytest.raises(ValueError, match=r"order: expected 2 dimensions, got 1"):
-        planning.kmeans_op(x, bounds[0][0], *bounds[1:], None, None, seed, 2, 1, 0, False, True, 0)
+        planning.kmeans_op(x, order[0], start, stop, None, None, seed, 2, 1, 0, False, True, 0)
     for wrong, message in (
         (([0, 1, 2, 9], [0, 2], [2, 4]), r"parts.order: expected indices in \[0, 4\), got 9"),
         (([0, 1, 2, 3], [0, 1], [2, 4]), r"parts: expected 2 ≤ start ≤ stop ≤ 4, got start 1, stop 4"),
@@ -253,9 +260,9 @@ def test_near_keys_refuses_malformed_clusters():
 
     def run(order=(0, 1, 2, 3), stop=(2, 4), visible=((0, 1),), seen=(2,), queries=None, near=1, reach=4):
         clusters = [torch.tensor([[each]], dtype=torch.int32) for each in (order, (0, 2), stop)]
-        shown = (torch.tensor([each], dtype=torch.int32) for each in (visible, seen))
+        shown, count = (torch.tensor([each], dtype=torch.int32) for each in (visible, seen))
         queries = x[:, :, :2].double() if queries is None else queries
-        return planning.near_keys_op(queries, x, clusters, *shown, near, reach)
+        return planning.near_keys_op(queries, x, clusters, shown, count, near, reach)
 
     run()
     for wrong, message in (

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -65,7 +66,7 @@ def dense(q, k, v, plan: Plan, query_mask, key_mask, bias=None):
     return weights @ v, lse
 
 
-SETTINGS = {
+SETTINGS: dict[str, tuple[dict[str, Any], bool]] = {
     "plain": ({}, False),
     "once": ({"duplicates": "once"}, False),
     "bias": ({"bias": True}, False),
@@ -123,7 +124,7 @@ def test_padding_in_cross_attention_dropout_and_a_float_mask():
     k.transpose(1, 2)[~key_mask] = math.inf
     v.transpose(1, 2)[~key_mask] = math.nan
     bias = torch.randn(3, 2, 17, 30, dtype=q.dtype, requires_grad=True)
-    masks = {"query_mask": query_mask, "key_mask": key_mask}
+    masks: dict[str, Any] = {"query_mask": query_mask, "key_mask": key_mask}
     for x in (q, k, v):
         x.requires_grad_()
     out = coterie.attention(q, k, v, Careless(), attn_mask=bias, **masks)
@@ -136,8 +137,9 @@ def test_padding_in_cross_attention_dropout_and_a_float_mask():
     torch.manual_seed(3)
     dropped = coterie.attention(q, k, v, Careless(), dropout_p=0.4, **masks)
     torch.manual_seed(3)
-    zeroed = [torch.where(m[:, None, :, None], x, 0) for x, m in ((q, query_mask), (k, key_mask), (v, key_mask))]
-    close(dropped, coterie.attention(*zeroed, Careless(), dropout_p=0.4, **masks))
+    sides = ((q, query_mask), (k, key_mask), (v, key_mask))
+    q0, k0, v0 = (torch.where(m[:, None, :, None], x, 0) for x, m in sides)
+    close(dropped, coterie.attention(q0, k0, v0, Careless(), dropout_p=0.4, **masks))
     assert all(g.isfinite().all() for g in torch.autograd.grad(dropped.sum(), (q, k, v)))
 
 

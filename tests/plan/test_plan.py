@@ -82,6 +82,7 @@ def test_plans_move_between_devices():
     q, k, _ = tensors(1, 2, 40)
     plan = coterie.ImprovedClustered(clusters=4, topk=5).plan(q, k).to("meta")
     assert all(each.key_order.device.type == "meta" for each in plan.rounds)
+    assert plan.query_means is not None
     assert plan.query_means.order.device.type == "meta"
     assert plan.device.type == "meta"
 
@@ -135,7 +136,7 @@ SHAPE_ERRORS = [
     (lambda: plan_of(small(query_order=[1])), TypeError, r"query_order: expected a tensor, got list"),
     (lambda: plan_of(small(key_order=[1])), TypeError, r"key_order: expected a tensor, got list"),
     (lambda: plan_of(small(key_start=[1])), TypeError, r"key_start: expected a tensor, got list"),
-    (lambda: plan_of(small(), key_means=Means(index([0]), [0], [1])), TypeError, r"key_means.start: expected a tensor"),
+    (lambda: plan_of(small(), key_means=Means(index([0]), [0], [1])), TypeError, r"key_means.start: expected a tensor"),  # type: ignore[arg-type]
     (lambda: plan_of(small(window=(0.5, 1))), TypeError, r"window: expected two ints, got \(0.5, 1\)"),
     (
         lambda: plan_of(small(), query_means=means(), mass=torch.full((1, 1, 4), 4).int()),
@@ -146,7 +147,7 @@ SHAPE_ERRORS = [
     (lambda: plan_of(small(), duplicates="x"), ValueError, r"duplicates: expected 'count' or 'once', got 'x'"),
     (lambda: plan_of(small(), offset=torch.zeros(2).int()), ValueError, r"offset: expected shape \(1\), got \(2,\)"),
     (lambda: plan_of(small(query_order=torch.zeros(2).int())), ValueError, r"query_order: expected 3 dimensions"),
-    (lambda: plan_of(small(key_order=index([1.0]).float())), TypeError, r"key_order: expected dtype torch.int32"),
+    (lambda: plan_of(small(key_order=index([1]).float())), TypeError, r"key_order: expected dtype torch.int32"),
     (lambda: plan_of(small(query_offsets=index([0, 4]))), ValueError, r"query_offsets: expected shape \(1, 1, 3\)"),
     (lambda: plan_of(small(key_stop=index([1]))), ValueError, r"rounds\[0\].key_stop: expected shape \(1, 1, 2\)"),
     (
@@ -283,9 +284,9 @@ def test_a_plan_for_something_else_is_refused():
     ):
         coterie.attention(q, k, v, None, plan=plan, causal_offset=3)
     with pytest.raises(TypeError, match=r"plan: expected a coterie.Plan, got dict"):
-        coterie.attention(q, k, v, None, plan=plan.to_dict())
+        coterie.attention(q, k, v, None, plan=plan.to_dict())  # type: ignore[call-overload]
     with pytest.raises(TypeError, match=r"plan: expected a coterie.Plan, got dict"):
-        coterie.grouped_attention(q, k, v, plan.to_dict())
+        coterie.grouped_attention(q, k, v, plan.to_dict())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="plan: expected device cpu, got meta"):
         coterie.attention(q, k, v, None, plan=plan.to("meta"))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,7 +66,7 @@ def test_errors_of_rounds_equal_plain_numpy(variant, case):
     queries, keys = (70, 43) if case == "cross" else (71, 71)  # more than are looked at
     q, k, _ = tensors(2, 2, queries, keys, key_heads=1)
     mask = padding(2, keys, [keys, 35], "left" if "left" in case else "right") if "padded" in case else None
-    settings = {"key_mask": mask, "is_causal": causal, "scale": 0.8, "layer": 2}
+    settings: dict[str, Any] = {"key_mask": mask, "is_causal": causal, "scale": 0.8, "layer": 2}
     errors, rows, used = estimated(mechanism, q, k, **settings)
     real = torch.ones(2, keys, dtype=torch.bool) if mask is None else mask
     for b in (0, 1):
@@ -185,8 +186,8 @@ def test_a_sample_takes_the_rounds_that_it_would_take_alone():
     auto = Smyrf(rounds="auto", max_error=0.8, max_rounds=14, cluster_size=30)
     together = coterie.attention(q, k, v, auto, key_mask=mask)
     for b, real in ((0, 150), (1, 97)):
-        alone = coterie.attention(*(x[b : b + 1, :, :real] for x in (q, k, v)), auto)
-        close(together[b : b + 1, :, :real], alone)
+        q_b, k_b, v_b = (x[b : b + 1, :, :real] for x in (q, k, v))
+        close(together[b : b + 1, :, :real], coterie.attention(q_b, k_b, v_b, auto))
     assert torch.equal(together, coterie.attention(q, k, v, auto, key_mask=mask))
 
 
@@ -261,7 +262,7 @@ MISTAKES = {
         TypeError,
         r"rounds: expected an int, got str 'many' .*the only word is 'auto'",
     ),
-    "float": (lambda: Smyrf(rounds=2.0), TypeError, r"rounds: expected an int, got float"),
+    "float": (lambda: Smyrf(rounds=2.0), TypeError, r"rounds: expected an int, got float"),  # type: ignore[arg-type]
     "zero": (lambda: Smyrf(rounds=0), ValueError, r"rounds: expected an int ≥ 1, got 0"),
     "no-bound": (lambda: Smyrf(rounds="auto"), TypeError, r"max_error: expected a number with rounds='auto'.*NoneType"),
     "bound": (lambda: Smyrf(rounds="auto", max_error=0), ValueError, r"max_error: expected a finite number > 0, got 0"),
@@ -274,7 +275,7 @@ MISTAKES = {
         ValueError,
         r"max_rounds: expected an int ≥ 1, got 0",
     ),
-    "model": (lambda: RoundsSchedule(3, max_error=0.1), TypeError, "model: expected a torch.nn.Module, got int"),
+    "model": (lambda: RoundsSchedule(3, max_error=0.1), TypeError, "model: expected a torch.nn.Module, got int"),  # type: ignore[arg-type]
     "model-dense": (
         lambda: RoundsSchedule(torch.nn.Linear(2, 2), max_error=0.1),
         ValueError,
@@ -286,7 +287,7 @@ MISTAKES = {
         "model: expected .* fixed number of rounds, got smyrf:rounds=auto",
     ),
     "schedule-bound": (lambda: RoundsSchedule(encoder(), max_error=-1), ValueError, "max_error: expected a finite"),
-    "schedule-type": (lambda: RoundsSchedule(encoder(), max_error="1"), TypeError, "max_error: expected a number"),
+    "schedule-type": (lambda: RoundsSchedule(encoder(), max_error="1"), TypeError, "max_error: expected a number"),  # type: ignore[arg-type]
     "every": (lambda: RoundsSchedule(encoder(), max_error=1, every=0), ValueError, "every: expected an int ≥ 1"),
     "most-rounds": (
         lambda: RoundsSchedule(encoder(), max_error=1, max_rounds=0),
@@ -348,7 +349,7 @@ def test_the_estimate_is_that_of_the_call():
     attention = model.layers[0].self_attn
     hidden = ~padding(2, 71, [71, 40])
     schedule = RoundsSchedule(model, max_error=0.5, every=1, max_rounds=4)
-    seen = []
+    seen: list[coterie.Seen] = []
     with coterie.observing(seen.append):
         attention(x, x, x, key_padding_mask=hidden, is_causal=True)
     assert len(seen) == 1  # another observer still sees
@@ -409,7 +410,8 @@ def test_a_mask_of_keys_is_part_of_the_estimate_however_it_comes():
     model = encoder(layers=1)
     schedule, smyrf = RoundsSchedule(model, max_error=0.8), Smyrf(cluster_size=16)
     q, k, v = tensors(2, 3, 71, dtype=torch.float32)
-    real, seen = padding(2, 71, [71, 40]), []
+    real = padding(2, 71, [71, 40])
+    seen: list[coterie.Seen] = []
     with coterie.observing(seen.append):
         coterie.attention(q, k, v, smyrf, attn_mask=real[:, None, None])
     with warnings.catch_warnings():

@@ -56,7 +56,12 @@ def page(browser, written):
     found.on("console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else 0)
     found.on("pageerror", lambda error: complaints.append(str(error)))
     found.on("request", lambda request: complaints.append(request.url) if "report.html" not in request.url else 0)
-    found.on("dialog", lambda dialog: (complaints.append(dialog.message), dialog.dismiss()))
+
+    def refuse(dialog):
+        complaints.append(dialog.message)
+        dialog.dismiss()
+
+    found.on("dialog", refuse)
     found.goto(written[1].as_uri())
     yield found
     context.close()

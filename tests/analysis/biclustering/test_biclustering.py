@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Callable
 
 import networkx
 import numpy as np
@@ -32,10 +33,11 @@ from coterie.analysis.biclustering import (
     spectral,
 )
 from coterie.analysis.biclustering import exact as exact_module
+from coterie.analysis.biclustering.objectives import Objective
 from tests.analysis.biclustering import instances as oracle
 
 SIZES = [((2, 2), (2, 2)), ((1, 3), (2, 2)), ((1, 2), (2, 1)), ((4,), (3,)), ((1, 1, 2), (2, 1, 1)), ((1, 1), (1, 3))]
-VALUES = {"mass": oracle.mass, "softmax": oracle.softmax_error}
+VALUES: dict[Objective, Callable[..., float]] = {"mass": oracle.mass, "softmax": oracle.softmax_error}
 
 
 def draw(shape, seed=0, spread=1.5):
@@ -82,7 +84,7 @@ def test_values_are_those_of_the_formulas(rows, sizes):
         assert max_mass(scores, clustering) == pytest.approx(oracle.mass(rows, a, b), rel=1e-9, abs=1e-9)
         assert softmax_error(scores, clustering.together) == pytest.approx(softmax_error(scores, clustering))
         for objective, value in VALUES.items():
-            problem = Problem(scores, *sizes, objective)
+            problem = Problem(scores, sizes[0], sizes[1], objective)
             assert problem.value(clustering) == pytest.approx(value(rows, a, b), rel=1e-9, abs=1e-9)
         lost = [(s + 1.5) ** 2 for i, row in enumerate(rows) for j, s in enumerate(row) if a[i] != b[j]]
         assert product_error(scores, clustering, 1.5) == pytest.approx(sum(lost), rel=1e-9)
@@ -310,7 +312,7 @@ def test_padding_is_refused_by_name():
     with pytest.raises(ValueError, match=r"all queries in one group each \(drop padding first\), got not so: rows \[9"):
         Clustering.of_plan(plan)
     with pytest.raises(TypeError, match=r"plan: expected a coterie\.Plan, got str"):
-        Clustering.of_plan("smyrf")
+        Clustering.of_plan("smyrf")  # type: ignore[arg-type]
 
 
 # Errors
@@ -331,7 +333,10 @@ def test_padding_is_refused_by_name():
             lambda: Problem(np.zeros((4, 4)), (2, 2), (1, 1, 2)),
             "key_sizes: expected 2 clusters, as many as query_sizes",
         ),
-        (lambda: Problem(np.zeros((4, 4)), (4,), (4,), "kl"), "objective: expected one of 'mass', 'softmax', got 'kl'"),
+        (
+            lambda: Problem(np.zeros((4, 4)), (4,), (4,), "kl"),  # type: ignore[arg-type]
+            "objective: expected one of 'mass', 'softmax', got 'kl'",
+        ),
         (lambda: Problem.balanced(np.zeros((4, 3)), 4), "clusters: expected at most 3, so that each has a query and a"),
         (lambda: Problem.balanced(np.zeros((4, 3)), 0), "clusters: expected an int ≥ 1, got 0"),
         (
@@ -368,7 +373,7 @@ def test_padding_is_refused_by_name():
         (lambda: spectral(Problem.balanced(-np.eye(2), 1, "mass")), "problem: expected weights ≥ 0 for spectral"),
         (lambda: spectral(Problem.balanced(np.eye(2), 1), -1), "seed: expected an int ≥ 0, got -1"),
         (
-            lambda: balance(Problem.balanced(np.eye(2), 2), np.ones((1, 2))),
+            lambda: balance(Problem.balanced(np.eye(2), 2), np.ones((1, 2), bool)),
             "members: expected shape (2, 2), got (1, 2)",
         ),
     ],

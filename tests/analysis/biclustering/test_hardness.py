@@ -99,6 +99,7 @@ def test_the_other_direction_fails():
     assert best == solve(problem).value == supplement_target(instance, r1=100.0) == 402
     assert supplement_decides(instance, r1=100.0)
     made_up = triples_of_clusters(instance, solve(problem).clustering)
+    assert made_up is not None
     assert not set(made_up) <= set(instance.triples)  # (x, y) of one triple with (y, z) of another
 
 
@@ -230,14 +231,16 @@ def test_the_gadgets_are_as_the_docs_say():
     degree = {v: int(n) for v, n in zip(gadgets.queries, gadgets.edges.sum(1), strict=True)}
     degree |= {v: int(n) for v, n in zip(gadgets.keys, gadgets.edges.sum(0), strict=True)}
     for vertex, number in degree.items():
-        if vertex[0] == "c":
+        kind = vertex[0]
+        assert isinstance(kind, str)
+        if kind == "c":
             assert number == 2
-        elif vertex[0] == "a":
+        elif kind == "a":
             assert number == 4
-        elif vertex[0] in "bd":
+        elif kind in "bd":
             assert number == (3 if vertex[2] != "w" else 2 + instance.size)
         else:
-            axis = "xyzw".index(vertex[0])
+            axis = "xyzw".index(kind)
             times = sum(t[axis] == vertex[1] for t in COUNTEREXAMPLE) if axis < 3 else len(COUNTEREXAMPLE)
             assert number == 2 * times
 
@@ -277,7 +280,10 @@ def test_a_graph_with_too_many_squares_says_so():
     [
         (lambda: Matching3D(0, []), "size: expected an int ≥ 1, got 0"),
         (lambda: Matching3D(2, [(0, 0, 2)]), "triples: expected (x, y, z) with numbers from 0 to 1, got (0, 0, 2)"),
-        (lambda: Matching3D(2, [(0, 0)]), "triples: expected (x, y, z) with numbers from 0 to 1, got (0, 0)"),
+        (
+            lambda: Matching3D(2, [(0, 0)]),  # type: ignore[list-item]
+            "triples: expected (x, y, z) with numbers from 0 to 1, got (0, 0)",
+        ),
         (lambda: supplement_problem(Matching3D(3, []), r1=3.0), "r1: expected more than size · r2 = 3, got 3.0"),
         (lambda: supplement_problem(Matching3D(3, []), r2=0.0), "r2: expected a number > 0, got 0.0"),
         (lambda: clusters_of_matching(Matching3D(1, []), [(0, 0, 0)]), "matching: expected a matching of the instance"),

@@ -24,6 +24,7 @@ from coterie.analysis.biclustering import (
     squared_mass,
     with_special_keys,
 )
+from coterie.plan.plan import Duplicates
 from tests.analysis.biclustering import instances as oracle
 from tests.cases import tensors
 
@@ -249,7 +250,8 @@ def test_without_fairness_the_theorem_fails():
         index = lambda values: torch.tensor([[values]], dtype=torch.int32)  # noqa: E731
         return coterie.Round(index([0]), index([0, 1]), index(keys), index([0]), index([len(keys)]))
 
-    for duplicates, fair, expected in (("count", False, 2 / 3), ("once", True, 0.5)):
+    cases: list[tuple[Duplicates, bool, float]] = [("count", False, 2 / 3), ("once", True, 0.5)]
+    for duplicates, fair, expected in cases:
         plan = coterie.Plan(
             1, 2, 1, (round_of([0, 1]), round_of([1])), torch.zeros(1, dtype=torch.int32), duplicates=duplicates
         )
@@ -297,6 +299,6 @@ def test_theorem_two_refuses_what_it_says_nothing_about(mechanism, settings, mes
 def test_a_plan_is_a_plan():
     q, k, _ = sharp()
     with pytest.raises(TypeError, match=r"plan: expected a coterie\.Plan, got str"):
-        assumptions(q, k, "full")
+        assumptions(q, k, "full")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="plan"):
         assumptions(q[:, :, :5], k, coterie.Full().plan(q, k))

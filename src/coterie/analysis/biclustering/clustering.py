@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,10 @@ class Clustering:
 
     queries: tuple[int, ...]
     keys: tuple[int, ...]
+
+    if TYPE_CHECKING:  # any labels come in, tuples are kept
+
+        def __init__(self, queries: Iterable[Any], keys: Iterable[Any]) -> None: ...
 
     def __post_init__(self) -> None:
         for name in ("queries", "keys"):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -38,6 +39,10 @@ class Matching3D:
 
     size: int
     triples: tuple[Triple, ...]
+
+    if TYPE_CHECKING:  # any triples come in, a sorted tuple is kept
+
+        def __init__(self, size: int, triples: Iterable[Triple]) -> None: ...
 
     def __post_init__(self) -> None:
         expect_int("size", self.size, at_least=1)

@@ -13,8 +13,9 @@ query's cluster, which is what the solvers use.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +56,12 @@ class Problem:
     query_sizes: tuple[int, ...]
     key_sizes: tuple[int, ...]
     objective: Objective = "softmax"
+
+    if TYPE_CHECKING:  # anything that is a matrix comes in, an array is kept
+
+        def __init__(
+            self, scores: Any, query_sizes: Iterable[int], key_sizes: Iterable[int], objective: Objective = "softmax"
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         expect_choice("objective", self.objective, ("mass", "softmax"))
