@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from coterie.checks import expect
+from coterie.checks import expect, expect_type
 from coterie.mechanisms import Full
 from coterie.nn import Swap, swap
 from coterie.observe import Seen, observing
@@ -45,6 +45,10 @@ class Host(ABC):
     @abstractmethod
     def modules(self) -> dict[str, nn.Module]:
         """The modules as they are now, by name."""
+
+    def check(self, batch: Any) -> None:
+        """Refuse a batch that the model cannot be called with."""
+        return
 
     def run(self, batch: Any) -> Any:
         """One forward pass."""
@@ -143,6 +147,10 @@ class HfHost(Host):
         self.undo()
         if self._before is not None:
             self.hf.apply(self.model, self._before)
+
+    def check(self, batch: Any) -> None:
+        wanted = 'dicts of what the model takes, such as {"input_ids": tokens}'
+        expect_type(isinstance(batch, Mapping), "batches", wanted, type(batch).__name__)
 
     def hidden(self, batch: Any) -> Tensor:
         out = getattr(self.model, "base_model", self.model)(**without_labels(batch))

@@ -283,6 +283,17 @@ def test_each_length_is_held_out():
         coterie.fit(encoder(1), data[:4], 0.9)
 
 
+@pytest.mark.parametrize("batch", [torch.zeros(1, 30, dtype=torch.long), (torch.zeros(1, 30, dtype=torch.long),)])
+def test_a_hugging_face_model_takes_its_batches_as_dicts(batch):
+    pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
+    from tests.hf.families import BY_NAME
+
+    model = BY_NAME["bert"].build()
+    wanted = rf"batches: expected dicts of what the model takes, such as .*, got {type(batch).__name__}"
+    with pytest.raises(TypeError, match=wanted):
+        coterie.fit(model, [batch] * 3)
+
+
 def test_the_model_is_left_as_it_was():
     model = encoder()
     model.train()

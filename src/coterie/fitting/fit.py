@@ -78,7 +78,10 @@ def fit(
     expect(0 < fidelity <= 1, "fidelity", "a number in (0, 1]", fidelity)
     fitted, checked = _split(list(batches), held_out)
     wanted = [as_mechanism(each) for each in (default_candidates(seed) if candidates is None else candidates)]
-    host, tell, start = host_of(model), progress or (lambda what, done, total: None), time.monotonic()
+    host = host_of(model)
+    for batch in (*fitted, *checked):
+        host.check(batch)
+    tell, start = progress or (lambda what, done, total: None), time.monotonic()
     training = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
