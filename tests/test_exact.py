@@ -146,3 +146,24 @@ def test_blocks_cover_a_length_once(length, each, budget):
         exact.BUDGET = before
     assert [i for part in parts for i in range(part.start, part.stop)] == list(range(length))
     assert all((part.stop - part.start) * each <= max(budget, each) for part in parts)
+
+
+@pytest.mark.parametrize("kind", ["bool", "float"])
+def test_nan_in_a_key_that_a_mask_of_pairs_hides_is_never_seen(kind):
+    q, k, v = tensors(1, 1, 6, 6, dtype=torch.float64)
+    k = k.index_fill(2, torch.tensor(5), math.nan)
+    seen = torch.ones(1, 1, 6, 6, dtype=torch.bool)
+    seen[..., 5] = False
+    mask = seen if kind == "bool" else torch.zeros(seen.shape, dtype=torch.float64).masked_fill(~seen, -math.inf)
+    weights = ExactRows(Call.of(q, k, v, attn_mask=mask, runs=False), torch.arange(6)[None]).weights(slice(0, 6))
+    want = (q @ k[:, :, :5].mT / 8**0.5).softmax(-1)
+    torch.testing.assert_close(weights, torch.cat([want, torch.zeros(1, 1, 6, 1, dtype=torch.float64)], -1))
+
+
+def test_a_query_that_sees_nan_has_no_weights_that_look_like_numbers():
+    q, k, v = tensors(1, 1, 6, 6, dtype=torch.float64)
+    k = k.index_fill(2, torch.tensor(5), math.nan)
+    exact_rows = ExactRows(Call.of(q, k, v, is_causal=True, runs=False), torch.arange(6)[None])
+    nan = exact_rows.weights(slice(0, 6)).isnan()
+    assert nan[0, 0, 5].all()
+    assert not nan[0, 0, :5].any()

@@ -177,6 +177,13 @@ def test_a_keyword_that_does_not_exist_is_refused():
         changed(dropout=0.1)()
 
 
+def test_a_plan_for_another_batch_is_named_before_its_offset():
+    q, k, v = tensors(2, 2, 20)
+    plan = coterie.Local(window=5).plan(q, k, is_causal=True, causal_offset=2)
+    with pytest.raises(ValueError, match="plan: expected a plan for"):
+        coterie.attention(q[:1], k[:1], v[:1], None, plan=plan, is_causal=True, causal_offset=2)
+
+
 def test_a_two_dimensional_mask_that_could_be_either_is_refused():
     q, k, v = tensors(6, 2, 6, 8)
     mask = torch.ones(6, 8, dtype=torch.bool)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -71,3 +73,23 @@ def test_under_autocast_it_sees_what_is_computed_with():
         out = seen_by(seen.append, q, k, v, mechanism="full")
     assert seen[0].q.dtype == out.dtype == torch.bfloat16
     assert torch.equal(seen[0].attend("full"), out)
+
+
+def test_what_was_not_said_stays_unsaid_in_planning():
+    """So that it fits other queries of the same call, other samples and other dtypes."""
+    q, k, v = tensors(2, 2, 20, dtype=torch.float32)
+    seen: list[coterie.Seen] = []
+    seen_by(seen.append, q, k, v, mechanism="full", is_causal=True)
+    planning = seen[0].planning()
+    mechanism = CAUSAL["local"]
+    assert mechanism.plan(q[:, :, -1:], k, **planning).offset.tolist() == [19, 19]
+    assert mechanism.plan(q[:1], k[:1], **planning).offset.tolist() == [0]
+    assert mechanism.plan(q.double(), k.double(), **planning).offset.tolist() == [0, 0]
+
+
+def test_settings_that_are_replaced_are_the_settings():
+    q, k, v = tensors(1, 2, 40, dtype=torch.float32)
+    seen: list[coterie.Seen] = []
+    seen_by(seen.append, q, k, v, mechanism="full", dropout_p=0.5)
+    plain = replace(seen[0], settings=seen[0].settings | {"dropout_p": 0.0}).attend("full")
+    torch.testing.assert_close(plain, coterie.attention(q, k, v, "full"))

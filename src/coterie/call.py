@@ -59,6 +59,19 @@ class Settings(Masks, total=False):
     backend: str
 
 
+class Planning(TypedDict, total=False):
+    """What `Mechanism.plan` takes, besides tensors."""
+
+    key_mask: Tensor | None
+    query_mask: Tensor | None
+    guests: Tensor | None
+    is_causal: bool
+    causal_offset: int | Tensor | None
+    scale: float | None
+    layer: int
+    backend: str
+
+
 @dataclass(frozen=True, eq=False)
 class Call:
     """One attention call: every argument checked, every default filled in, every mask in its place.
@@ -78,6 +91,7 @@ class Call:
         dropout_p: probability of dropping a pair's weight.
         backend: the one that runs, never "auto".
         seed: of dropout; drawn when the call is executed.
+        causal_offset: what `offset` was made from, as it came.
 
     Example:
         >>> import torch
@@ -104,6 +118,7 @@ class Call:
     dropout_p: float
     backend: str
     seed: Tensor | None = None
+    causal_offset: int | Tensor | None = None
 
     @staticmethod
     def of(
@@ -166,6 +181,7 @@ class Call:
             layer=layer,
             dropout_p=dropout_p,
             backend=choose_backend(backend, q.device, q.dtype),
+            causal_offset=causal_offset,
         )
 
     @property
@@ -185,13 +201,13 @@ class Call:
         """(B, Nk) bool, whether there is a mask or not."""
         return _everyone(self.sizes.batch, self.sizes.keys, self.k) if self.key_mask is None else self.key_mask
 
-    def planning(self) -> dict[str, Any]:
+    def planning(self) -> Planning:
         """The arguments of `Mechanism.plan` that say the same, but for guests; a mask of pairs is none of them."""
         return {
             "key_mask": self.key_mask,
             "query_mask": self.query_mask,
             "is_causal": self.causal,
-            "causal_offset": self.offset,
+            "causal_offset": self.causal_offset,
             "scale": self.scale,
             "layer": self.layer,
             "backend": self.backend,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from operator import index
 from typing import TypeGuard
 
@@ -64,6 +65,14 @@ def expect_int(name: str, value: object, *, at_least: int, at_most: int = 2**31 
 def expect_seed(value: object) -> None:
     """The argument `seed` must be an int ≥ 0 that fits 63 bits."""
     expect_int("seed", value, at_least=0, at_most=2**63 - 1)
+
+
+def expect_keywords(function: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse a keyword that a function does not know, as Python itself would."""
+    allowed = set(known)
+    for name in given:
+        if name not in allowed:
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
 
 
 def expect_choice(name: str, value: object, choices: tuple[str, ...]) -> None:

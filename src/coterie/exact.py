@@ -82,6 +82,7 @@ class ExactRows:
                 hidden.append(~mask)
             else:
                 scores += mask
+                hidden.append(mask == float("-inf"))  # NaN − ∞ would still be NaN
         return scores.masked_fill_(reduce(torch.logical_or, hidden), float("-inf")) if hidden else scores
 
     @cached_property
@@ -93,8 +94,8 @@ class ExactRows:
         return total
 
     def weights(self, columns: slice) -> Tensor:
-        """w on some keys, (B, H, R, columns); all 0 for a query that sees nobody."""
-        lse = torch.where(self.lse > float("-inf"), self.lse, 0)
+        """w on some keys, (B, H, R, columns); all 0 for a query that sees nobody, NaN for one that sees NaN."""
+        lse = torch.where(self.lse == float("-inf"), 0, self.lse)
         return self.scores(columns).sub_(lse[..., None]).exp_()
 
     def answers(self, weights: Tensor, columns: slice) -> Tensor:

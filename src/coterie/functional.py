@@ -11,7 +11,7 @@ from torch import Tensor
 from coterie import observe
 from coterie.call import Call, Settings
 from coterie.checks import check_flag, expect, expect_int, expect_type
-from coterie.engine.api import Attended, execute
+from coterie.engine.api import Attended, check_plan, execute
 from coterie.mechanisms import Mechanism, as_mechanism
 from coterie.mechanisms.at_least import at_least
 from coterie.mechanisms.base import plan_call
@@ -123,6 +123,7 @@ def _check_given_plan(plan: Plan, mechanism: MechanismLike | None, call: Call, p
     expect_type(isinstance(plan, Plan), "plan", "a coterie.Plan", type(plan).__name__)
     if mechanism is not None:
         as_mechanism(mechanism)
+    check_plan(plan, call.sizes, call.q.device)
     expect(plan.causal == call.causal, "is_causal", f"{plan.causal}, which the plan was made with", call.causal)
     if placed:
         same = torch.equal(call.offset, plan.offset)

@@ -24,7 +24,7 @@ class Seen:
     Attributes:
         call: the call, checked: its masks split and joined, its defaults filled in.
         mechanism: what it was called with.
-        settings: its other arguments, as they came.
+        settings: its other arguments, as they came; `attend` passes them on.
     """
 
     call: Call
@@ -49,12 +49,15 @@ class Seen:
 
     def attend(self, mechanism: Any) -> Tensor:
         """The same call with another mechanism; not observed."""
-        chosen = at_least(self.settings["dense_below"], as_mechanism(mechanism))
-        return execute(self.call, plan_call(chosen, self.call)).out
+        settings = dict(self.settings)
+        chosen = at_least(settings.pop("dense_below"), as_mechanism(mechanism))
+        call = Call.of(self.q, self.k, self.v, **settings)
+        return execute(call, plan_call(chosen, call)).out
 
     def planning(self) -> dict[str, Any]:
         """Those of its arguments that a mechanism's `plan` takes; without guests, whom no other query depends on."""
-        return self.call.planning()
+        as_they_came = {name: self.settings[name] for name in ("scale", "backend")}
+        return {**self.call.planning(), **as_they_came}
 
 
 Observer = Callable[[Seen], None]

@@ -488,3 +488,14 @@ MISTAKES = {
 @mistakes(MISTAKES)
 def test_mistakes_are_named(case):
     fails(case)
+
+
+@pytest.mark.parametrize("name", ["attn_mask", "dropout_p", "kye_mask"])
+def test_sized_takes_what_a_plan_takes(name):
+    with pytest.raises(TypeError, match=rf"sized\(\) got an unexpected keyword argument '{name}'"):
+        sized("topk", 4, Q, Q, **{name: None})
+
+
+def test_errors_need_values():
+    with pytest.raises(TypeError, match="v: expected a tensor, got NoneType"):
+        attention_errors(Q, Q, None, "topk")  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import coterie
-from coterie.planning.orders import order_by
+from coterie.planning.orders import Parts, order_by
 from tests import cases
 from tests.cases import MECHANISMS, all_close, close, fails, mistakes, tensors
 from tests.oracles import clustered, improved_clustered, merge_rounds, softmax_over, window_met
@@ -541,3 +542,54 @@ def test_at_least_draws_anew_in_training_alone():
     assert not torch.equal(layer(x, x, x)[0], layer(x, x, x)[0])
     layer.eval()
     assert torch.equal(layer(x, x, x)[0], layer(x, x, x)[0])
+
+
+# --- mechanisms that plan in a way of their own -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ByHand(coterie.Local):
+    """Plans each sample alone, and remembers what it was asked."""
+
+    asked: list[Any] = field(default_factory=list)
+
+    def plan(self, q, k, **settings):
+        self.asked.append(settings)
+        return super().plan(q, k, **settings)
+
+
+def test_a_plan_method_of_ones_own_is_called_with_what_came():
+    q, k, v = tensors(2, 2, 21)
+    mechanism = ByHand(window=5)
+    out = coterie.attention(q, k, v, mechanism, is_causal=True)
+    close(out, coterie.attention(q, k, v, coterie.Local(window=5), is_causal=True))
+    coterie.attention(q, k, v, mechanism, is_causal=True, causal_offset=-3)
+    assert [each["causal_offset"] for each in mechanism.asked] == [None, -3]
+    first = mechanism.asked[0] | {"key_mask": None, "query_mask": None}
+    assert mechanism.plan(q[:1], k[:1], **first).batch == 1
+
+
+def test_a_patched_plan_method_is_not_passed_by(monkeypatch):
+    q, k, v = tensors(1, 2, 21)
+    real, calls = coterie.Mechanism.plan, []
+
+    def counted(self, *args, **settings):
+        calls.append(self)
+        return real(self, *args, **settings)
+
+    monkeypatch.setattr(coterie.Mechanism, "plan", counted)
+    coterie.attention(q, k, v, "local")
+    assert len(calls) == 1
+
+
+def test_a_planning_step_swallows_no_option():
+    q, k, _ = tensors(1, 1, 20)
+
+    class Typo(coterie.Local):
+        def build(self, tokens):
+            parts = Parts.whole(tokens.query_mask)
+            tokens.steps.kmeans(tokens.raw_q, parts, 2, 1, seed=0, layer=0, sampel=3)
+            return super().build(tokens)
+
+    with pytest.raises(TypeError, match="unexpected keyword argument 'sampel'"):
+        Typo().plan(q, k)

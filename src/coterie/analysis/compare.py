@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from coterie.analysis.errors import AttentionErrors, Estimate, errors_of
-from coterie.call import Call
-from coterie.checks import check_flag, expect, expect_int
+from coterie.call import Call, Planning
+from coterie.checks import check_flag, expect, expect_int, expect_keywords
 from coterie.functional import MechanismLike
 from coterie.mechanisms import ImprovedClustered, Mechanism, NearFar, Smyrf, as_mechanism, list_mechanisms
 from coterie.mechanisms.base import plan_call
@@ -188,6 +188,7 @@ def sized(mechanism: MechanismLike, keys: int, q: Tensor, k: Tensor, **planning:
         >>> str(sized("topk", 96, q, k)), str(sized("smyrf:rounds=2", 96, q, k))
         ('topk:k=96', 'smyrf:rounds=2,cluster_size=51')
     """
+    expect_keywords("sized", planning, Planning.__annotations__)
     return _sized(as_mechanism(mechanism), keys, Call.of(q, k, **planning, runs=False))
 
 

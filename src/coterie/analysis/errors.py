@@ -67,6 +67,7 @@ def attention_errors(
     """
     masks: dict[str, Any] = {"attn_mask": attn_mask, "key_mask": key_mask, "query_mask": query_mask}
     place: dict[str, Any] = {"is_causal": is_causal, "causal_offset": causal_offset, "layer": layer}
+    expect_type(isinstance(v, Tensor), "v", "a tensor", type(v).__name__)
     call = Call.of(q, k, v, **masks, **place, scale=scale, backend=backend, runs=False)
     return errors_of(call, as_mechanism(mechanism), rows, seed, confidence)
 

@@ -9,7 +9,7 @@ from typing import Unpack
 from torch import Tensor
 
 from coterie.call import Call, Masks, Sizes
-from coterie.checks import expect
+from coterie.checks import expect, expect_keywords
 from coterie.exact import ExactRows, softmax
 
 BLOCK = 1 << 22  # weights that are there at the same time
@@ -110,9 +110,7 @@ def head_maps(q: Tensor, k: Tensor, **masks: Unpack[Masks]) -> Iterator[HeadMap]
         >>> [(each.head, each.shape) for each in head_maps(q, k, is_causal=True)][:2]
         [(0, (30, 50)), (1, (30, 50))]
     """
-    for name in masks:
-        if name not in Masks.__annotations__:
-            raise TypeError(f"head_maps() got an unexpected keyword argument {name!r}")
+    expect_keywords("head_maps", masks, Masks.__annotations__)
     return call_maps(Call.of(q, k, **masks, runs=False))
 
 

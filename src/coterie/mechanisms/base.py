@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 import torch
 from torch import Tensor
 
-from coterie.call import Call, no_autocast
+from coterie.call import Call, Planning, no_autocast
 from coterie.checks import expect, expect_choice, expect_type
 from coterie.plan import Plan
 from coterie.plan.guests import seat
@@ -186,6 +186,9 @@ class Mechanism(ABC):
         return self.name + (":" + ",".join(changed) if changed else "")
 
 
+_PLAN = Mechanism.plan  # before anybody patches it
+
+
 class PerQuery(Mechanism):
     """A mechanism in which each query is for itself: others, later ones too, do not change whom it meets."""
 
@@ -195,8 +198,9 @@ class PerQuery(Mechanism):
 
 def plan_call(mechanism: Mechanism, call: Call) -> Plan:
     """Who meets whom in a call that has been checked; nothing is checked again."""
-    if type(mechanism).plan is not Mechanism.plan:  # a mechanism of a user's that plans in a way of its own
-        return mechanism.plan(call.q, call.k, guests=call.guests, **call.planning())
+    if type(mechanism).plan is not _PLAN:  # a mechanism of a user's, or a patch, that plans in a way of its own
+        settings: Planning = {**call.planning(), "guests": call.guests}
+        return mechanism.plan(call.q, call.k, **settings)
     return mechanism._plan(call)
 
 

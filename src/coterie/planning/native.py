@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, cast
 import torch
 from torch import Tensor
 
+from coterie.checks import expect_keywords
 from coterie.compiled import kernels, last_contiguous, mask_bytes
 from coterie.plan import Means
 from coterie.planning import hashing
@@ -178,9 +179,13 @@ def kmeans_op(
     )
 
 
+_KMEANS = ("seed", "layer", "per_head", "counts", "sample", "centroids")  # the keys of Options
+
+
 def kmeans(
     x: Tensor, parts: Parts, clusters: int, iterations: int, **options: Unpack[Options]
 ) -> tuple[Tensor, Tensor]:
+    expect_keywords("kmeans", options, _KMEANS)
     return kmeans_op(
         x,
         parts.order,
