@@ -68,8 +68,9 @@ def attention(
         key_mask: (B, Nk) bool, True for real tokens. Padded keys take no part in anything and are never read.
         query_mask: (B, Nq) bool. Padded queries give 0. With Nq = Nk and only a key mask, it is taken for the queries
             too; in cross-attention between equal lengths, pass the queries' own mask.
-        guests: (B, Nq) bool: queries outside of `query_mask` that are answered all the same, and that no other query's
-            answer depends on, as padding that a model reads; see `Mechanism.plan`. A given plan must seat them itself.
+        guests: (B, Nq) bool: queries outside of `query_mask` that still get an answer without influencing anybody
+            else's, such as padding whose output a model reads; see `Mechanism.plan`. If you pass a plan, it must hold
+            them already.
         dropout_p: probability of dropping a pair's weight, applied whenever it is > 0, as in SDPA.
         is_causal: query i sees keys ≤ i + causal_offset; a query that would see nobody attends to itself.
         causal_offset: an int or (B,) integers. The default is Nk − Nq, bottom right, as generation with a cache

@@ -12,7 +12,7 @@ class Broken:
     Attributes:
         rule: its name.
         what: what happened, and with which input.
-        mend: how to keep it.
+        mend: how to put it right.
     """
 
     rule: str

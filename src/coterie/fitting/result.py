@@ -36,7 +36,7 @@ class Fit:
         fidelity: what was asked for; `measure` says of what.
         calibrated, held_out: the fidelity on the batches that were fitted on, and on the others.
         table: everything that was tried in every module.
-        attention_seconds: of all attention modules together, dense and fitted, as measured apart.
+        attention_seconds: of all attention modules together, dense and fitted, each timed on its own.
         lengths: fidelity and speed of the whole model on held-out batches of each length.
         notes: what a user should know.
     """

@@ -20,7 +20,7 @@ _REPEATS = 3
 class Timed(NamedTuple):
     """Seconds, before and after."""
 
-    attention_seconds: tuple[float, float]  # of all attention modules together, as measured apart
+    attention_seconds: tuple[float, float]  # of all attention modules together, each timed on its own
     lengths: list[AtLength]  # of the whole model, on the checked batches
 
 

@@ -75,7 +75,7 @@ def apply(model: _Model, modules: Mapping[str, str]) -> _Model:
 
 
 def undo(model: _Model) -> _Model:
-    """Put the attention back that the model had before `use`, or that `set_attn_implementation` has chosen since."""
+    """Take Coterie out: the model runs the attention that it had before `use`, or that was chosen since."""
     inner = model_inside(model)
     expect(is_taken(inner), "model", "a model that coterie.hf.use was called on", type(model).__name__)
     sites = sites_of(inner)

@@ -42,7 +42,7 @@ class Around(Mechanism):
 
 @dataclass(frozen=True)
 class AtLeast(Around):
-    """Another mechanism where there are at least `length` keys, every pair below: short inputs are faster dense.
+    """A mechanism that runs from `length` keys on. Shorter inputs stay dense, because dense is faster there.
 
     Written "near-far:near=64@1024" in strings. Each sample of a padded batch counts its own keys, so that it gets what
     it would get alone. Where all are below, Hugging Face models run PyTorch's own attention.

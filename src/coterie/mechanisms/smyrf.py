@@ -44,7 +44,7 @@ class Smyrf(Mechanism):
     `rounds_taken(plan)` counts. With `duplicates="once"` the error goes to 0 as rounds are added; with "count" it need
     not, as pairs that meet more often weigh more. Not in a compiled graph, whose shapes cannot depend on data.
     Looking costs about as much as ten rounds at 4,096 tokens, so this holds a bound rather than saves time;
-    `coterie.rounds_schedule.RoundsSchedule` looks only every so many steps.
+    `coterie.RoundsSchedule` looks only every so many steps.
 
     Args:
         rounds: hashing rounds H, or "auto".

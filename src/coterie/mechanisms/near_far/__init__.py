@@ -34,7 +34,7 @@ class NearFar(Mechanism):
 
     Causality: `mask`, since queries are grouped with later ones of their chunk; with `strict=True` it is `strict`:
     queries join the group of the previous chunk that they are nearest to (in the first chunk of a call there is one
-    group, and its first query picks; so with a cache in front, results depend on which queries come together).
+    group, and its first query picks; so if queries come in several calls over a cache, the cuts between calls matter).
 
     Args:
         near: keys that a query meets exactly (besides its own and the previous chunk, if causal).
