@@ -1,5 +1,6 @@
 """What maintainers rely on: `make help`, the workflows, and files that the documents for contributors name."""
 
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -19,8 +20,15 @@ def steps(path):
     return [step for job in yaml.safe_load(path.read_text())["jobs"].values() for step in job["steps"]]
 
 
+def make(*arguments):
+    """What make prints, also if a make of its own (`make test`) runs this."""
+    alone = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    done = subprocess.run(["make", *arguments], cwd=ROOT, env=alone, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
 def test_make_help_lists_every_target():
-    shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    shown = make("help")
     listed = dict(line.split(maxsplit=1) for line in shown.splitlines())
     [phony] = re.findall(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)
     assert set(listed) == set(phony.split()) == set(TARGETS)
@@ -28,8 +36,7 @@ def test_make_help_lists_every_target():
 
 def test_make_alone_sets_up_and_torch_is_pinned_unless_asked_otherwise():
     def would_run(*arguments):
-        command = ["make", "--dry-run", "--always-make", *arguments]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        return make("--dry-run", "--always-make", *arguments)
 
     assert TARGETS[0] == "setup"
     assert re.search(r"pip install --quiet 'torch==[\d.]+'$", would_run(), re.MULTILINE)
