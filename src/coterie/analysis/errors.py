@@ -12,7 +12,7 @@ from torch import Tensor
 from coterie.analysis.engine_weights import engine_weights
 from coterie.analysis.estimates import AttentionErrors, Estimate
 from coterie.call import Call
-from coterie.checks import expect, expect_int, expect_type
+from coterie.checks import expect, expect_int, expect_seed, expect_type
 from coterie.exact import ExactRows
 from coterie.functional import MechanismLike
 from coterie.mechanisms import as_mechanism
@@ -77,7 +77,7 @@ def errors_of(call: Call, mechanism: Mechanism, rows: int | None, seed: int, con
     """`attention_errors` of a checked call."""
     if rows is not None:
         expect_int("rows", rows, at_least=2)
-    expect_int("seed", seed, at_least=0, at_most=2**63 - 1)
+    expect_seed(seed)
     number = isinstance(confidence, int | float) and not isinstance(confidence, bool)
     expect_type(number, "confidence", "a number", type(confidence).__name__)
     expect(0 < confidence < 1, "confidence", "a number between 0 and 1", confidence)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from coterie.checks import expect, expect_int, expect_type
+from coterie.checks import expect, expect_int, expect_seed, expect_type
 
 
 class Pixels(NamedTuple):
@@ -44,7 +44,7 @@ def image_queries(
         (torch.Size([1, 1, 150, 32]), (10, 15))
     """
     expect_int("dim", dim, at_least=1)
-    expect_int("seed", seed, at_least=0, at_most=2**63 - 1)
+    expect_seed(seed)
     number = isinstance(place, int | float) and not isinstance(place, bool)
     expect_type(number, "place", "a number", type(place).__name__)
     colours = _colours(image)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from coterie.analysis.maps import HeadMap, call_maps
 from coterie.call import Call
-from coterie.checks import expect, expect_choice, expect_int, expect_type
+from coterie.checks import expect, expect_choice, expect_int, expect_seed, expect_type
 from coterie.hosts import watch_dense
 from coterie.mechanisms import Full, Mechanism, as_mechanism
 from coterie.observe import Seen
@@ -310,7 +310,7 @@ def _check_settings(values: int | None, dense_up_to: int, slow_below: float, see
     if values is not None:
         expect_int("values", values, at_least=1)
     expect_int("dense_up_to", dense_up_to, at_least=0)
-    expect_int("seed", seed, at_least=0, at_most=2**63 - 1)
+    expect_seed(seed)
     number = isinstance(slow_below, int | float) and not isinstance(slow_below, bool)
     expect_type(number, "slow_below", "a number", type(slow_below).__name__)
     expect(slow_below >= 0, "slow_below", "a number ≥ 0", slow_below)

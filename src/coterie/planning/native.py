@@ -179,7 +179,7 @@ def kmeans_op(
     )
 
 
-_KMEANS = ("seed", "layer", "per_head", "counts", "sample", "centroids")  # the keys of Options
+_KMEANS = tuple(Options.__annotations__)
 
 
 def kmeans(
