@@ -22,12 +22,27 @@ struct Rows {
     const float* means = nullptr;
 
     Kind kind_at(int64_t index) const { return index < own ? kind : Kind::f32; }
-    const char* row(int64_t batch, int64_t head, int64_t index) const {
-        if (index >= own)
-            return reinterpret_cast<const char*>(means + ((batch * heads + head) * (rows - own) + index - own) * dim);
-        int64_t size = kind == Kind::f32 ? 4 : 2;
-        return static_cast<const char*>(data) + size * (batch * batch_stride + head * head_stride + index * row_stride);
+
+    // The rows of one head, by their index.
+    struct Head {
+        const char *first, *first_mean;
+        int64_t step, mean_step, own;
+        const char* operator()(int64_t index) const {
+            return index < own ? first + index * step : first_mean + (index - own) * mean_step;
+        }
+    };
+    Head at(int64_t batch, int64_t head) const {
+        int64_t size = kind == Kind::f32 ? 4 : 2, mean_size = 4 * dim;
+        return {
+            .first = static_cast<const char*>(data) + size * (batch * batch_stride + head * head_stride),
+            .first_mean =
+                reinterpret_cast<const char*>(means) + (means ? (batch * heads + head) * (rows - own) * mean_size : 0),
+            .step = size * row_stride,
+            .mean_step = mean_size,
+            .own = own,
+        };
     }
+    const char* row(int64_t batch, int64_t head, int64_t index) const { return at(batch, head)(index); }
 };
 
 // (batch, heads, length) int32 with a contiguous last axis; heads may share memory.
@@ -38,11 +53,24 @@ struct Index {
     const int32_t* at(int64_t batch, int64_t head) const { return data + batch * batch_stride + head * head_stride; }
 };
 
+// (batch, heads, groups, width) int16 or int32, contiguous: how many keys a key of a group's range stands for.
+struct Counts {
+    const void* data = nullptr;
+    bool wide = false;  // int32
+    int64_t width = -1;
+
+    explicit operator bool() const { return width >= 0; }
+    const int16_t* narrow_row(int64_t group) const { return static_cast<const int16_t*>(data) + group * width; }
+    const int32_t* wide_row(int64_t group) const { return static_cast<const int32_t*>(data) + group * width; }
+    int32_t at(int64_t group, int64_t w) const { return wide ? wide_row(group)[w] : narrow_row(group)[w]; }
+};
+
 struct Round {
     Index query_order, query_offsets, key_order, key_start, key_stop;
     const float* bias = nullptr;  // (batch, heads, Mk), contiguous
     const int32_t* skip = nullptr;  // (batch, heads, Mq, skips), contiguous
     int64_t skips = 0;
+    Counts counts{};
     bool windowed = false;
     int64_t low = 0, high = 0;  // set by `window`
 
@@ -124,6 +152,10 @@ struct Backward {
     float* grad_mask = nullptr;  // contiguous over the mask's own shape, zeroed; null unless asked for
     int64_t grad_mask_strides[4] = {0, 0, 0, 0};
 };
+
+// The logs of 0 … kLogs − 1, taken in float64.
+constexpr int32_t kLogs = 1024;
+const float* logs();
 
 struct Malformed : std::invalid_argument {
     using std::invalid_argument::invalid_argument;

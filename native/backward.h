@@ -202,7 +202,11 @@ inline void backward(const Call& call, Backward& result) {
         BackwardWorker& worker = *workers[who];
         for (int64_t bh = bk * shared; bh < (bk + 1) * shared; bh++) {
             for (auto& round : call.rounds)
-                for (int64_t g = 0; g < round.groups(); g++) worker.run(group_at(call, round, bh, g));
+                for (int64_t g = 0; g < round.groups();) {
+                    Group group = group_at(call, round, bh, g);
+                    g = group.stop;
+                    worker.run(group);
+                }
             if (!call.self_keys) continue;
             for (int64_t i = 0; i < call.num_queries; i++) {
                 int32_t row = static_cast<int32_t>(i), key = call.self_keys[(bh / call.heads) * call.num_queries + i];

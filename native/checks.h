@@ -161,6 +161,18 @@ inline Index index_of(const char* name, const Tensor& x, int64_t batch, int64_t 
     };
 }
 
+// (B, H, groups, any width) int16 or int32, contiguous.
+inline Counts counts_of(const char* name, const Tensor& x, Shape shape) {
+    check_device(name, x);
+    check_rank(name, x, 4);
+    shape.push_back(static_cast<int64_t>(x.shape(3)));
+    check_shape(name, x, shape);
+    check_strides(name, x, 0);
+    bool wide = has_dtype(x, nb::dlpack::dtype_code::Int, 32);
+    if (!wide && !has_dtype(x, nb::dlpack::dtype_code::Int, 16)) refuse(name, "int16 or int32", "another dtype");
+    return {.data = x.data(), .wide = wide, .width = shape[3]};
+}
+
 // Order, start, stop, and positions if there are any; or nothing at all.
 inline Segments segments_of(const char* name, const std::vector<Tensor>& parts, int64_t batch, int64_t heads,
                             int threads) {

@@ -15,7 +15,7 @@ struct ForwardWorker {
     const Forward& result;
     int64_t dim, value_dim, value_width;
     Buffer rows, query, keys, values, scores, partial, row_memory;
-    std::vector<const float*> pointers, query_rows;
+    std::vector<const float*> key_rows, value_rows, query_rows;
     int64_t checked_head = -1;
     bool head_finite = false;  // of the values of checked_head
     Prefetch prefetch;
@@ -35,7 +35,8 @@ struct ForwardWorker {
           scores(kRowBlock * kKeyBlock),
           partial(kRowBlock * value_width),
           row_memory(value_width),
-          pointers(kKeyBlock),
+          key_rows(kKeyBlock),
+          value_rows(kKeyBlock),
           query_rows(kRowBlock),
           multiplicity(call.once ? new Multiplicity(call) : nullptr),
           totals(totals) {}
@@ -52,11 +53,25 @@ struct ForwardWorker {
         return head_finite;
     }
 
+    void find_keys(const Group& group, int64_t first, int64_t count) {
+        fetch_all(call.k, group.batch, group.key_head, group.keys + first, count, rows, key_rows.data());
+    }
+
     void gather_keys(const Group& group, int64_t first, int64_t count) {
-        for (int64_t j = 0; j < count; j++) {
-            pointers[j] = fetch(call.k, group.batch, group.key_head, group.keys[first + j], rows + j * dim);
-        }
-        transpose_to_panels(pointers.data(), count, dim, keys);
+        find_keys(group, first, count);
+        transpose_to_panels(key_rows.data(), count, dim, keys);
+    }
+
+    // Whether the keys and values of a group are used where they lie.
+    bool few_rows(const Group& group) {
+        return group.row_count <= kFewRows && dim % kLanes == 0 && value_dim % kLanes == 0 &&
+               values_finite(group.batch, group.key_head);
+    }
+
+    void find_keys_and_values(const Group& group, int64_t first, int64_t count) {
+        find_keys(group, first, count);
+        std::fill(key_rows.begin() + count, key_rows.begin() + padded(count), key_rows[0]);
+        fetch_all(call.v, group.batch, group.key_head, group.keys + first, count, values, value_rows.data());
     }
 
     // Returns whether all values are finite.
@@ -86,7 +101,7 @@ struct ForwardWorker {
     void run(const Group& group, const Group* next = nullptr) {
         if (!group.row_count || !group.key_count) return;
         if (multiplicity) multiplicity->enter(group.batch * call.heads + group.head);
-        bool gathered = false, finite = true, ordered = call.causal && in_order(group);
+        bool gathered = false, finite = true, few = few_rows(group), ordered = call.causal && in_order(group);
         int64_t most = ordered ? kRowBlock / 4 : kRowBlock;
         for (int64_t first_row = 0; first_row < group.row_count; first_row += most) {
             int64_t row_count = std::min(most, group.row_count - first_row);
@@ -105,23 +120,29 @@ struct ForwardWorker {
                     .first_key = first_key,
                     .keys = std::min(key_count, seen - first_key),
                 };
-                if (!gathered || group.key_count > kKeyBlock) {
+                if (few) {
+                    find_keys_and_values(group, first_key, key_count);
+                } else if (!gathered || group.key_count > kKeyBlock) {
                     gather_keys(group, first_key, key_count);
                     finite = gather_values(group, first_key, key_count);
                     gathered = true;
                 }
-                expect_soon(next, row_count, block.keys);
-                multiply(row_count, block.keys, dim, Scattered{query_rows.data()}, keys, dim, scores, kKeyBlock,
-                         call.scale, &prefetch);
+                expect_soon(next, row_count, block.keys, few);
+                if (few)
+                    multiply_few(row_count, block.keys, dim, query_rows.data(), key_rows.data(), scores, kKeyBlock,
+                                 call.scale, prefetch);
+                else
+                    multiply(row_count, block.keys, dim, Scattered{query_rows.data()}, keys, dim, scores, kKeyBlock,
+                             call.scale, &prefetch);
                 settle_scores(call, block, scores, multiplicity.get());
-                accumulate(block, finite);
+                accumulate(block, finite, few);
                 next = nullptr;
             }
         }
     }
 
     // List what the next group will read: keys, values, queries, and the sums so far.
-    void expect_soon(const Group* next, int64_t rows, int64_t keys) {
+    void expect_soon(const Group* next, int64_t rows, int64_t keys, bool few) {
         if (!next) return;
         prefetch.clear();
         prefetch.add(call.k, next->batch, next->key_head, next->keys, next->key_count);
@@ -137,11 +158,12 @@ struct ForwardWorker {
             .dim = value_dim,
         };
         prefetch.add(sums, next->batch, next->head, next->rows, next->row_count);
-        prefetch.pace((padded(keys) + value_width) / kLanes * ((rows + kMicro - 1) / kMicro));
+        prefetch.pace(few ? rows * keys / kSums + keys / 4
+                          : (padded(keys) + value_width) / kLanes * ((rows + kMicro - 1) / kMicro));
     }
 
     // Softmax weights of a block of settled scores, added to the rows' running sums.
-    void accumulate(const Block& block, bool finite) {
+    void accumulate(const Block& block, bool finite, bool few) {
         int64_t width = padded(block.keys), bh = block.group.batch * call.heads + block.group.head;
         const int32_t* key = block.key_list();
         float fades[kRowBlock];
@@ -161,7 +183,7 @@ struct ForwardWorker {
                 for (int64_t j = 0; j < block.keys; j++)
                     if (row[j] != 0) row[j] *= keep(call, bh, query_row, key[j]);
         }
-        if (finite) add_values(block, fades);
+        if (finite) add_values(block, fades, few);
     }
 
     // Scores ← exp(score − base); returns their sum.
@@ -176,9 +198,13 @@ struct ForwardWorker {
     }
 
     // out ← out · fade + weights · values.
-    void add_values(const Block& block, const float* fades) {
-        multiply(block.rows, value_dim, block.keys, Strided{scores, kKeyBlock, 1}, values, kKeyBlock, partial,
-                 value_width, 1.0f, &prefetch);
+    void add_values(const Block& block, const float* fades, bool few) {
+        if (few)
+            combine_few(block.rows, value_dim, block.keys, scores, kKeyBlock, value_rows.data(), partial, value_width,
+                        prefetch);
+        else
+            multiply(block.rows, value_dim, block.keys, Strided{scores, kKeyBlock, 1}, values, kKeyBlock, partial,
+                     value_width, 1.0f, &prefetch);
         int64_t first = (block.group.batch * call.heads + block.group.head) * call.q.rows;
         for (int64_t i = 0; i < block.rows; i++) {
             float* out = result.out + (first + block.query(i)) * value_dim;
@@ -253,9 +279,11 @@ inline void forward(const Call& call, const Forward& result) {
         parallel_for(heads, call.threads, [&](int64_t bh, int who) {
             ForwardWorker& worker = worker_at(who);
             for (auto& round : call.rounds)
-                for (int64_t g = 0; g < round.groups(); g++) {
-                    Group next = group_at(call, round, bh, std::min(g + 1, round.groups() - 1));
-                    worker.run(group_at(call, round, bh, g), &next);
+                for (int64_t g = 0, groups = round.groups(); g < groups;) {
+                    Group group = group_at(call, round, bh, g);
+                    g = group.stop;
+                    Group next = group_at(call, round, bh, std::min(g, groups - 1));
+                    worker.run(group, &next);
                 }
             worker.finish(bh);
         });
@@ -266,9 +294,13 @@ inline void forward(const Call& call, const Forward& result) {
         int64_t chunk = std::max<int64_t>(1, round.groups() / (8 * call.threads));
         int64_t chunks = (round.groups() + chunk - 1) / chunk;
         parallel_for(heads * chunks, call.threads, [&](int64_t task, int who) {
-            int64_t bh = task / chunks, first = task % chunks * chunk;
-            for (int64_t g = first; g < std::min(first + chunk, round.groups()); g++)
-                worker_at(who).run(group_at(call, round, bh, g));
+            int64_t bh = task / chunks, g = task % chunks * chunk, end = std::min(g + chunk, round.groups());
+            if (g) g = group_at(call, round, bh, g - 1).stop;  // groups that go with one before are not of this chunk
+            while (g < end) {
+                Group group = group_at(call, round, bh, g);
+                g = group.stop;
+                worker_at(who).run(group);
+            }
         });
     }
     parallel_for(heads, call.threads, [&](int64_t bh, int who) { worker_at(who).finish(bh); });

@@ -61,4 +61,90 @@ inline void multiply(int64_t rows, int64_t width, int64_t depth, Left a, const f
     }
 }
 
+// The same two products for a few rows, with the right factor's rows wherever they lie: where each is used by a few
+// rows only, bringing them into panels would cost more than the arithmetic. Dimensions must be multiples of kLanes.
+// `kFewRows` is where both ways take the same time.
+#if defined(__AVX512F__)
+constexpr int64_t kFewRows = 16;
+constexpr int kCombinedRows = 6, kCombinedColumns = 4;  // rows × vectors of sums that fit into registers
+#else
+constexpr int64_t kFewRows = 3;
+constexpr int kCombinedRows = 3, kCombinedColumns = 1;
+#endif
+
+// M rows of the product below.
+template <int M>
+inline void dots(int64_t count, int64_t depth, const float* const* a, const float* const* b, float* c, int64_t c_stride,
+                 float scale, Prefetch& prefetch) {
+    constexpr int width = kSums / M;
+    for (int64_t j = 0; j < count; j += width) {
+        prefetch.some();
+        Vec sums[kSums];
+        for (int s = 0; s < kSums; s++) sums[s] = splat(0);
+        for (int64_t k = 0; k < depth; k += kLanes) {
+            Vec right[width];
+            for (int s = 0; s < width; s++) right[s] = load(b[j + s] + k);
+            for (int i = 0; i < M; i++) {
+                Vec left = load(a[i] + k);
+                for (int s = 0; s < width; s++) sums[i * width + s] = fma(left, right[s], sums[i * width + s]);
+            }
+        }
+        float found[kSums];
+        sum_each(sums, scale, found);
+        for (int i = 0; i < M; i++) std::memcpy(c + i * c_stride + j, found + i * width, width * sizeof(float));
+    }
+}
+
+// C (rows × count) = scale · A (rows × depth) · Bᵀ. There must be padded(count) rows of B.
+inline void multiply_few(int64_t rows, int64_t count, int64_t depth, const float* const* a, const float* const* b,
+                         float* c, int64_t c_stride, float scale, Prefetch& prefetch) {
+    int64_t i = 0;
+    for (; i + 4 <= rows; i += 4) dots<4>(count, depth, a + i, b, c + i * c_stride, c_stride, scale, prefetch);
+    for (; i + 2 <= rows; i += 2) dots<2>(count, depth, a + i, b, c + i * c_stride, c_stride, scale, prefetch);
+    if (i < rows) dots<1>(count, depth, a + i, b, c + i * c_stride, c_stride, scale, prefetch);
+}
+
+template <int M, int C>
+inline void combine(int64_t depth, const float* a, int64_t a_stride, const float* const* b, int64_t column, float* c,
+                    int64_t c_stride, Prefetch& prefetch) {
+    Vec sums[M][C];
+    for (int i = 0; i < M; i++)
+        for (int j = 0; j < C; j++) sums[i][j] = splat(0);
+    for (int64_t k = 0; k < depth; k++) {
+        if (k % 4 == 0) prefetch.some();
+        Vec right[C];
+        for (int j = 0; j < C; j++) right[j] = load(b[k] + column + j * kLanes);
+        for (int i = 0; i < M; i++) {
+            Vec left = splat(a[i * a_stride + k]);
+            for (int j = 0; j < C; j++) sums[i][j] = fma(left, right[j], sums[i][j]);
+        }
+    }
+    for (int i = 0; i < M; i++)
+        for (int j = 0; j < C; j++) store(c + i * c_stride + column + j * kLanes, sums[i][j]);
+}
+
+template <int M>
+inline void combine_of(int64_t rows, int64_t width, int64_t depth, const float* a, int64_t a_stride,
+                       const float* const* b, float* c, int64_t c_stride, Prefetch& prefetch) {
+    if (rows < M) {
+        if constexpr (M > 1) combine_of<M - 1>(rows, width, depth, a, a_stride, b, c, c_stride, prefetch);
+        return;
+    }
+    int64_t column = 0;
+    for (; column + kCombinedColumns * kLanes <= width; column += kCombinedColumns * kLanes)
+        combine<M, kCombinedColumns>(depth, a, a_stride, b, column, c, c_stride, prefetch);
+    for (; column < width; column += kLanes) combine<M, 1>(depth, a, a_stride, b, column, c, c_stride, prefetch);
+}
+
+// C (rows × width) = A (rows × depth) · B.
+inline void combine_few(int64_t rows, int64_t width, int64_t depth, const float* a, int64_t a_stride,
+                        const float* const* b, float* c, int64_t c_stride, Prefetch& prefetch) {
+    int64_t blocks = (rows + kCombinedRows - 1) / kCombinedRows;
+    for (int64_t i = 0, here; i < rows; i += here, blocks--) {
+        here = (rows - i + blocks - 1) / blocks;
+        combine_of<kCombinedRows>(here, width, depth, a + i * a_stride, a_stride, b, c + i * c_stride, c_stride,
+                                  prefetch);
+    }
+}
+
 }  // namespace coterie::COTERIE_ISA

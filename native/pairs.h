@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 #include <vector>
 
 #include "draws.h"
@@ -10,31 +11,39 @@
 
 namespace coterie::COTERIE_ISA {
 
-// Where one group's work happens.
+// Where the work of one group happens, or of several in a row that meet the same keys.
 struct Group {
     int64_t batch, head, key_head;  // indices
     const Round* round = nullptr;  // null for a query alone with its self key
+    int64_t first = 0, stop = 0;  // indices in the round
     const int32_t* rows;  // query rows of the group
     int64_t row_count, first_slot = 0;
     const int32_t* keys;
     int64_t key_count, first_key_slot = 0;
 };
 
-inline Group group_at(const Call& call, const Round& round, int64_t bh, int64_t g) {
-    int64_t b = bh / call.heads, h = bh % call.heads;
+constexpr int64_t kTogether = 128;  // groups that are taken together begin and end between two multiples of this
+
+// Group `first`, and those behind it that have the same range of keys: these are then gathered once.
+inline Group group_at(const Call& call, const Round& round, int64_t bh, int64_t first) {
+    int64_t end = std::min(round.groups(), (first / kTogether + 1) * kTogether);
+    int64_t b = bh / call.heads, h = bh % call.heads, stop = first + 1;
     const int32_t* offsets = round.query_offsets.at(b, h);
-    int32_t first_key = round.key_start.at(b, h)[g];
+    const int32_t *starts = round.key_start.at(b, h), *stops = round.key_stop.at(b, h);
+    while (stop < end && starts[stop] == starts[first] && stops[stop] == stops[first]) stop++;
     return {
         .batch = b,
         .head = h,
         .key_head = h / (call.heads / call.key_heads),
         .round = &round,
-        .rows = round.query_order.at(b, h) + offsets[g],
-        .row_count = offsets[g + 1] - offsets[g],
-        .first_slot = offsets[g],
-        .keys = round.key_order.at(b, h) + first_key,
-        .key_count = round.key_stop.at(b, h)[g] - first_key,
-        .first_key_slot = first_key,
+        .first = first,
+        .stop = stop,
+        .rows = round.query_order.at(b, h) + offsets[first],
+        .row_count = offsets[stop] - offsets[first],
+        .first_slot = offsets[first],
+        .keys = round.key_order.at(b, h) + starts[first],
+        .key_count = stops[first] - starts[first],
+        .first_key_slot = starts[first],
     };
 }
 
@@ -122,13 +131,14 @@ private:
             const int32_t* offsets = round.query_offsets.at(b, h);
             int64_t g = std::upper_bound(offsets, offsets + round.groups() + 1, slot) - offsets - 1;
             const int32_t* order = round.key_order.at(b, h);
-            int64_t stop = round.key_stop.at(b, h)[g];
+            int64_t start = round.key_start.at(b, h)[g], stop = round.key_stop.at(b, h)[g];
             const float* bias = round.bias ? round.bias + bh_ * round.key_order.length : nullptr;
             const int32_t* skip =
                 round.skip ? round.skip + ((bh_ * round.query_order.length) + slot) * round.skips : nullptr;
-            for (int64_t s = round.key_start.at(b, h)[g]; s < stop; s++) {
+            for (int64_t s = start; s < stop; s++) {
                 int32_t key = order[s];
                 if (bias && bias[s] == kNone) continue;
+                if (round.counts && !round.counts.at(bh_ * round.groups() + g, s - start)) continue;
                 if (skip && std::binary_search(skip, skip + round.skips, key)) continue;
                 bool placed = call_.causal || round.windowed;
                 if (placed &&
@@ -148,6 +158,48 @@ private:
 inline void add_bias(const Block& block, const float* bias, float* row) {
     for (int64_t j = 0; j < block.keys; j++) row[j] = bias[j] == kNone ? kNone : row[j] + bias[j];
 }
+
+template <class T>
+inline void log_each(const T* counts, int64_t size, float* to) {
+    const float* table = logs();
+    T most = 0;
+    for (int64_t j = 0; j < size; j++) most = std::max(most, counts[j]);
+    if (most < kLogs)
+        for (int64_t j = 0; j < size; j++) to[j] = table[counts[j]];
+    else
+        for (int64_t j = 0; j < size; j++) to[j] = static_cast<float>(std::log(static_cast<double>(counts[j])));
+}
+
+// The counts that belong to the rows of a block, as biases: worked out once for the rows of each group.
+class CountBiases {
+public:
+    CountBiases(const Call& call, const Block& block) : block_(block), round_(*block.group.round) {
+        const Group& group = block.group;
+        offsets_ = round_.query_offsets.at(group.batch, group.head);
+        before_ = (group.batch * call.heads + group.head) * round_.groups();
+        group_ = group.first - 1;
+    }
+
+    // Rows must be asked for in their order.
+    const float* of_row(int64_t i) {
+        int64_t slot = block_.group.first_slot + block_.first_row + i, group = std::max(group_, block_.group.first);
+        while (slot >= offsets_[group + 1]) group++;
+        if (group == group_) return bias_;
+        group_ = group;
+        if (round_.counts.wide)
+            log_each(round_.counts.wide_row(before_ + group) + block_.first_key, block_.keys, bias_);
+        else
+            log_each(round_.counts.narrow_row(before_ + group) + block_.first_key, block_.keys, bias_);
+        return bias_;
+    }
+
+private:
+    const Block& block_;
+    const Round& round_;
+    const int32_t* offsets_;
+    int64_t before_, group_;  // groups of the heads before this one; the group that bias_ is for
+    float bias_[kKeyBlock];
+};
 
 // A virtual row has no row of its own in the mask; the caller has seen to that.
 inline void apply_pair_mask(const Call& call, const Block& block, int64_t query, float* row) {
@@ -216,9 +268,10 @@ inline void settle_scores(const Call& call, const Block& block, float* scores, M
     const int32_t* key = block.key_list();
     const float* bias = round ? round->bias : nullptr;
     const int32_t* skip = round ? round->skip : nullptr;
+    bool counted = round && round->counts;
     int64_t bh = group.batch * call.heads + group.head, width = padded(block.keys);
     bool placed = call.causal || (round && round->windowed), padding = call.key_mask || call.query_mask;
-    if (width == block.keys && !placed && !call.mask && !padding && !multiplicity && !bias && !skip) return;
+    if (width == block.keys && !placed && !call.mask && !padding && !multiplicity && !bias && !skip && !counted) return;
     int32_t positions[kKeyBlock];
     if (placed)
         for (int64_t j = 0; j < block.keys; j++)
@@ -226,11 +279,14 @@ inline void settle_scores(const Call& call, const Block& block, float* scores, M
     if (bias) bias += bh * round->key_order.length + group.first_key_slot + block.first_key;
     if (skip) skip += (bh * round->query_order.length + group.first_slot + block.first_row) * round->skips;
     bool ascending = skip && std::is_sorted(key, key + block.keys);
+    std::optional<CountBiases> counts;
+    if (counted) counts.emplace(call, block);
     for (int64_t i = 0; i < block.rows; i++) {
         float* row = scores + i * kKeyBlock;
         int64_t query = block.query(i);
         for (int64_t j = block.keys; j < width; j++) row[j] = kNone;
         if (bias) add_bias(block, bias, row);
+        if (counts) add_bias(block, counts->of_row(i), row);
         if (call.mask) apply_pair_mask(call, block, query, row);
         if (padding) hide_padding(call, block, query, row);
         if (multiplicity) multiplicity->divide(query, key, block.keys, row);

@@ -75,6 +75,17 @@ inline const float* fetch(const Rows& from, int64_t batch, int64_t head, int64_t
     return scratch;
 }
 
+// Where each of several rows lies; those that are not float32 are widened into `scratch`, one after the other.
+inline void fetch_all(const Rows& from, int64_t batch, int64_t head, const int32_t* index, int64_t count,
+                      float* scratch, const float** rows) {
+    if (from.kind == Kind::f32) {
+        auto at = from.at(batch, head);
+        for (int64_t j = 0; j < count; j++) rows[j] = reinterpret_cast<const float*>(at(index[j]));
+    } else {
+        for (int64_t j = 0; j < count; j++) rows[j] = fetch(from, batch, head, index[j], scratch + j * from.dim);
+    }
+}
+
 // Some rows as floats, one after the other; 0 for those that are not real.
 inline void read_real(const Rows& from, int64_t batch, int64_t head, int64_t first, int64_t count, const uint8_t* real,
                       float* to) {
@@ -94,8 +105,10 @@ public:
 
     void add(const Rows& from, int64_t batch, int64_t head, const int32_t* index, int64_t count) {
         int64_t lines = (from.dim * (from.kind == Kind::f32 ? 4 : 2) + 63) / 64;
-        for (int64_t i = 0; i < count && count_ < kMost; i++)
-            rows_[count_++] = {from.row(batch, head, index[i]), static_cast<int32_t>(lines)};
+        auto at = from.at(batch, head);
+        int most = static_cast<int>(std::min<int64_t>(count, kMost - count_));
+        for (int i = 0; i < most; i++) rows_[count_ + i] = {at(index[i]), static_cast<int32_t>(lines)};
+        count_ += most;
     }
 
     // How often `some` will be called until these rows are read.

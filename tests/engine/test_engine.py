@@ -1,6 +1,7 @@
 """The reference engine against loops over the pairs of a plan, and against SDPA."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -228,7 +229,7 @@ def test_a_float_key_mask_that_says_more_is_a_bias_too():
 
 
 def random_plan(generator, rows=11, keys=9, rounds=3, groups=4, with_extras=True):
-    """A ragged plan: empty groups, unused slots, repeated keys, overlapping ranges, biases, skips, windows."""
+    """A ragged plan: empty groups, unused slots, repeated keys, overlapping ranges, biases, skips, windows, counts."""
 
     def integer(low, high, shape=()):
         return torch.randint(low, high, shape, generator=generator)
@@ -252,6 +253,7 @@ def random_plan(generator, rows=11, keys=9, rounds=3, groups=4, with_extras=True
                 bias=torch.randn(1, 1, capacity, generator=generator) if with_extras and integer(0, 2) else None,
                 skip=None if skip is None else skip.int()[None, None],
                 window=(-4, 5) if with_extras and integer(0, 2) else None,
+                counts=integer(0, 4, (1, 1, groups, capacity)).short() if with_extras and integer(0, 2) else None,
             )
         )
     return made
@@ -274,6 +276,11 @@ def looped_pairs(plan):
                     if plan.causal and j > position:
                         continue
                     bias = 0.0 if each.bias is None else float(each.bias[0, 0, key_slot])
+                    if each.counts is not None:
+                        stands_for = int(each.counts[0, 0, g, key_slot - int(each.key_start[0, 0, g])])
+                        if stands_for == 0:
+                            continue
+                        bias += math.log(stands_for)
                     found.append((r, i, j, bias))
     return found
 
@@ -325,6 +332,74 @@ def test_duplicates_can_be_overridden():
     )
     with pytest.raises(ValueError, match="duplicates: expected one of 'count', 'once', got 'twice'"):
         coterie.grouped_attention(q, k, v, count, duplicates="twice")  # type: ignore[arg-type]
+
+
+# --- counts ----------------------------------------------------------------------------------------------------------
+
+
+def counted_plan(kind, heads=2, groups=5, size=2, keys=9, met=7, **settings):
+    """Groups that all meet the same keys, and count them in their own ways; the first counts nobody."""
+    generator = torch.Generator().manual_seed(4)
+    lead, rows = (1, heads), groups * size
+    order = torch.stack([torch.randperm(rows, generator=generator) for _ in range(heads)])[None]
+    offsets = (torch.arange(groups + 1) * size).int().expand(*lead, -1)
+    key_order = torch.stack([torch.randperm(keys, generator=generator)[:met] for _ in range(heads)])[None]
+    counts = torch.randint(0, 5, (*lead, groups, met), generator=generator).to(kind)
+    counts[..., 1] = torch.iinfo(kind).max
+    counts[..., 0, :] = 0
+    ends = torch.full((*lead, groups), met, dtype=torch.int32)
+    each = Round(order.int(), offsets, key_order.int(), torch.zeros_like(ends), ends, counts=counts, **settings)
+    offset = torch.zeros(1, dtype=torch.int32)
+    return Plan(num_queries=rows, num_keys=keys, key_heads=1, rounds=(each,), offset=offset).validate()
+
+
+@pytest.mark.parametrize("kind", [torch.int16, torch.int32])
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_key_stands_for_as_many_as_its_group_counts(kind, biased):
+    bias = torch.linspace(-1, 1, 14).view(1, 2, 7) if biased else None
+    plan = counted_plan(kind, bias=bias)
+    each = plan.rounds[0]
+    q, k, v = (x.requires_grad_() for x in tensors(1, 2, 10, 9, dim=3, key_heads=1))
+    out, lse = coterie.grouped_attention(q, k, v, plan, scale=0.7)
+    for h in range(2):
+        weights, added = torch.zeros(10, 9), torch.zeros(10, 9)
+        for slot, i in enumerate(each.query_order[0, h].tolist()):
+            for w, j in enumerate(each.key_order[0, h].tolist()):
+                weights[i, j] = each.counts[0, h, slot // 2, w]
+                added[i, j] = bias[0, h, w] if bias is not None else 0
+        want = softmax_over(q[0, h].detach(), k[0, 0].detach(), v[0, 0].detach(), 0.7, weights, added)
+        close(out[0, h], want[0])
+        close(lse[0, h], want[1])
+    silent = each.query_order[0, 0, :2].long()
+    assert (out[0, 0, silent] == 0).all()
+    assert (lse[0, 0, silent] == -math.inf).all()
+
+    def run(q, k, v):
+        out, lse = coterie.grouped_attention(q, k, v, plan, scale=0.7)
+        return out, lse.masked_fill(lse == -math.inf, 0)
+
+    check_gradients(run, (q, k, v))
+
+
+@pytest.mark.parametrize(("heads", "met"), [(2, 160), (1, 300)])
+@pytest.mark.parametrize("counted", [False, True])
+def test_groups_that_share_a_range_equal_groups_with_ranges_of_their_own(heads, met, counted):
+    """Over the edges of the native engine's blocks, in rows and in keys."""
+    shared = counted_plan(torch.int16, heads, groups=36, size=4, keys=400, met=met)
+    each = shared.rounds[0]
+    if not counted:
+        each = replace(each, counts=None)
+    starts = (torch.arange(36) * met).int().expand(1, heads, -1)
+    apart = replace(each, key_order=each.key_order.repeat(1, 1, 36), key_start=starts, key_stop=starts + met)
+    q, k, v = (x.requires_grad_() for x in tensors(1, heads, 144, 400, key_heads=1))
+    found = []
+    for one in (each, apart):
+        out, lse = coterie.grouped_attention(q, k, v, replace(shared, rounds=(one,)))
+        weight = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
+        found.append((out, lse, *torch.autograd.grad((out * weight).sum(), (q, k, v))))
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])
+    all_close(found[0], found[1])
 
 
 # --- virtual rows ----------------------------------------------------------------------------------------------------

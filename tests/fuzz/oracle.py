@@ -112,7 +112,7 @@ def _allowed(
 def _log_weights(
     plan: Any, b: int, h: int, rows: int, key_rows: int, query_at: list[int], key_at: list[int], allowed: Any
 ) -> Tensor:
-    """The log of the sum of exp(bias) over the slots in which a pair meets, divided by their number if once."""
+    """The log of the sum of count·exp(bias) over the slots in which a pair meets, divided by their number if once."""
     slots: dict[tuple[int, int], list[float]] = {}
     for part in plan.rounds:
         order, offsets = part.query_order[b, h].tolist(), part.query_offsets[b, h].tolist()
@@ -120,6 +120,7 @@ def _log_weights(
         starts, stops = part.key_start[b, h].tolist(), part.key_stop[b, h].tolist()
         bias = None if part.bias is None else part.bias[b, h].tolist()
         skip = None if part.skip is None else part.skip[b, h].tolist()
+        counts = None if part.counts is None else part.counts[b, h].tolist()
         for g, (start, stop) in enumerate(zip(starts, stops, strict=True)):
             for slot in range(offsets[g], offsets[g + 1]):
                 i = order[slot]
@@ -133,8 +134,10 @@ def _log_weights(
                     if part.window is not None and not part.window[0] <= ahead <= part.window[1]:
                         continue
                     extra = 0.0 if bias is None else bias[place]
-                    if extra == -math.inf or not allowed(i, j):
+                    stands_for = 1 if counts is None else counts[g][place - start]
+                    if extra == -math.inf or stands_for == 0 or not allowed(i, j):
                         continue
+                    extra += math.log(stands_for)
                     slots.setdefault((i, j), []).append(extra)
     lonely = set(range(plan.num_queries)) - {i for i, _ in slots}
     if plan.self_keys is not None:

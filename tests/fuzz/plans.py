@@ -46,7 +46,7 @@ def draw(seed: int) -> Case:
     large = maybe(0.003)  # over the edges of the kernels' blocks
     batch, key_heads, shared = (1, 1, 1) if large else (rng.randint(1, 2), rng.randint(1, 2), rng.choice((1, 1, 2)))
     queries, keys = (rng.randint(1, 150), rng.randint(1, 300)) if large else (rng.randint(0, 6), rng.randint(0, 6))
-    heads, dim, value_dim = key_heads * shared, rng.choice((1, 2, 3, 5, 8, 17)), rng.choice((1, 2, 4, 16, 19))
+    heads, dim, value_dim = key_heads * shared, rng.choice((1, 3, 5, 8, 16, 17, 32)), rng.choice((1, 2, 16, 19, 80))
     dtype = rng.choices(list(TOLERANCE), (1, 23, 4, 4))[0]
 
     def randn(*shape: int) -> Tensor:
@@ -155,10 +155,14 @@ def _round(
     starts: list[int] = []
     stops: list[int] = []
     skip: list[list[int]] = []
+    shared = rng.random() < 0.3  # one range for several groups
     for count in used:
         query_order += rng.sample(range(rows), count) + [rng.choice((-1, *INT32)) for _ in range(slots - count)]
         offsets += [0, *sorted(rng.randint(0, count) for _ in range(groups - 1)), count] if groups else [0]
         low, high = _bounds(rng, groups, key_slots)
+        if shared:
+            like = [rng.randrange(2) * g for g in range(groups)]
+            low, high = [low[g] for g in like], [high[g] for g in like]
         starts += low
         stops += high
         covered = {slot for a, b in zip(low, high, strict=True) for slot in range(a, b)}
@@ -179,7 +183,20 @@ def _round(
         bias=bias,
         skip=None if skips is None else _int32(skip, (*lead, slots, skips)),
         window=_window(rng) if windowed else None,
+        counts=_counts(rng, lead, starts, stops) if rng.random() < 0.4 else None,
     )
+
+
+def _counts(rng: random.Random, lead: tuple[int, int], starts: list[int], stops: list[int]) -> Tensor:
+    sizes = [stop - start for start, stop in zip(starts, stops, strict=True)]
+    width = max(sizes, default=0) + rng.randint(0, 2)
+    kind = rng.choice((torch.int16, torch.int32))
+    most = torch.iinfo(kind).max
+    rows = [
+        [rng.choice((0, 1, 2, 3, 1023, 1024, most)) if w < size else rng.choice((-1, -most)) for w in range(width)]
+        for size in sizes
+    ]
+    return torch.tensor(rows, dtype=kind).view(*lead, len(sizes) // max(1, lead[0] * lead[1]), width)
 
 
 def _borrowed(rng: random.Random, batch: int, heads: int, queries: int, means: int) -> Tensor:

@@ -7,6 +7,7 @@ import torch
 
 import coterie
 from coterie.plan import Means, Plan, Round
+from coterie.plan.slices import one_head, restrict
 from tests.cases import CAUSAL, MEANS, MECHANISMS, SMALL_ROUND, fails, index, mistakes, padding, tensors
 
 
@@ -46,7 +47,7 @@ def test_every_mechanism_writes_a_valid_plan_of_fixed_shape(name):
         assert key == other
         assert a.shape == b.shape
         assert a.dtype == b.dtype
-        assert a.dtype in (torch.int32, torch.int64, torch.bool, torch.float32)
+        assert a.dtype in (torch.int16, torch.int32, torch.int64, torch.bool, torch.float32)
     met = padded.to_dense()
     assert not met.transpose(1, 2)[~query_mask].any()
     assert not met.permute(0, 3, 1, 2)[~key_mask].any()
@@ -157,6 +158,17 @@ SHAPE_ERRORS = [
     ),
     (lambda: plan_of(small(bias=torch.zeros(1, 1, 3).double())), TypeError, r"bias: expected dtype torch.float32"),
     (lambda: plan_of(small(skip=index([[1]]))), ValueError, r"skip: expected shape \(1, 1, 4, any\)"),
+    (lambda: plan_of(small(counts=[1])), TypeError, r"counts: expected a tensor, got list"),
+    (
+        lambda: plan_of(small(counts=index([[1]]).short())),
+        ValueError,
+        r"rounds\[0\].counts: expected shape \(1, 1, 2, any\), got \(1, 1, 1, 1\)",
+    ),
+    (
+        lambda: plan_of(small(counts=index([[1, 1]] * 2).long())),
+        TypeError,
+        r"counts: expected dtype torch.int16 or torch.int32, got torch.int64",
+    ),
     (lambda: plan_of(small(window=(3, 1))), ValueError, r"window: expected low ≤ high, got \(3, 1\)"),
     (lambda: plan_of(small(), self_keys=torch.zeros(1, 3).int()), ValueError, r"self_keys: expected shape \(1, 4\)"),
     (lambda: plan_of(small(), answer=torch.zeros(1, 1, 4).int()), ValueError, r"answer: expected query_means"),
@@ -204,6 +216,8 @@ VALUE_ERRORS = [
     ),
     (plan_of(small(skip=index([[2, 1]] * 4))), r"skip: expected ascending key rows"),
     (plan_of(small(skip=index([[-2, 1]] * 4))), r"skip: expected indices in \[0, 5\), got -2"),
+    (plan_of(small(counts=index([[1]] * 2).short())), r"counts: expected room for 2 keys, the longest range, got 1"),
+    (plan_of(small(counts=index([[1, 1], [-1, 1]]).short())), r"counts: expected no number below 0, got one"),
     (plan_of(small(), self_keys=torch.full((1, 4), 5).int()), r"self_keys: expected indices in \[0, 5\), got 5"),
     (
         plan_of(small(), causal=True, self_keys=torch.full((1, 4), 2).int()),
@@ -235,6 +249,20 @@ def test_values_are_checked_before_anything_is_computed(plan, message):
         coterie.grouped_attention(q, k, v, plan)
     with pytest.raises(ValueError, match=message):
         coterie.attention(q, k, v, None, plan=plan, is_causal=plan.causal)
+
+
+def test_counts_go_wherever_their_plan_goes():
+    """Through a dict, to one head, to some queries; a count of 0 hides a key, and one behind the range says nothing."""
+    counts = index([[0, 3, -9], [2, 1, -9]])
+    for kind in (torch.int16, torch.int32):
+        plan = plan_of(small(counts=counts.to(kind))).validate()
+        assert plan.to_dense()[0, 0].tolist() == [[1, 1, 0, 0, 0], [1, 1, 0, 0, 0], [0, 1, 0, 0, 0], [1, 1, 0, 0, 0]]
+        assert plan.pairs_met().tolist() == [[7]]
+        assert "round 0: 2 groups of 1–3 queries, 2 keys, counted" in plan.describe()
+        for other in (Plan.from_dict(plan.to_dict()), plan.to("cpu"), one_head(plan)):
+            assert other.rounds[0].counts is not None
+            assert torch.equal(other.rounds[0].counts, counts.to(kind))
+        assert restrict(plan, torch.tensor([[2, 3]])).to_dense()[0, 0].sum(-1).tolist() == [0, 0, 1, 2]
 
 
 def test_unused_slots_may_hold_anything():

@@ -41,8 +41,8 @@ def _flat(means: Means | None) -> list[Tensor]:
 class Inputs(NamedTuple):
     """What both ops take, in the order of their schema.
 
-    A plan is flat here: five tensors a round; biases and skips of the rounds that have them; `layout` says which do,
-    and their windows; means are order, start, stop and perhaps positions, or nothing.
+    A plan is flat here: five tensors a round; biases, skips and counts of the rounds that have them; `layout` says
+    which do, and their windows; means are order, start, stop and perhaps positions, or nothing.
     """
 
     q: Tensor
@@ -52,6 +52,7 @@ class Inputs(NamedTuple):
     rounds: list[Tensor]
     biases: list[Tensor]
     skips: list[Tensor]
+    counts: list[Tensor]
     query_means: list[Tensor]
     key_means: list[Tensor]
     layout: list[int]
@@ -74,8 +75,8 @@ class Inputs(NamedTuple):
         for each in plan.rounds:
             rounds += [each.query_order, each.query_offsets, each.key_order, each.key_start, each.key_stop]
             low, high = each.window if each.window is not None else (0, 0)
-            has = (each.bias is not None, each.skip is not None, each.window is not None)
-            layout += [*map(int, has), low, high]
+            layout += [int(x is not None) for x in (each.bias, each.skip, each.counts, each.window)]
+            layout += [low, high]
         return Inputs(
             q=call.q,
             k=call.k,
@@ -84,6 +85,7 @@ class Inputs(NamedTuple):
             rounds=rounds,
             biases=[each.bias for each in plan.rounds if each.bias is not None],
             skips=[each.skip for each in plan.rounds if each.skip is not None],
+            counts=[each.counts for each in plan.rounds if each.counts is not None],
             query_means=_flat(plan.query_means),
             key_means=_flat(plan.key_means),
             layout=layout,
@@ -107,6 +109,7 @@ class Inputs(NamedTuple):
             rounds=[last_contiguous(x) for x in self.rounds],
             biases=[_contiguous(x) for x in self.biases],
             skips=[_contiguous(x) for x in self.skips],
+            counts=[_contiguous(x) for x in self.counts],
             layout=self.layout,
             offset=_contiguous(self.offset),
             self_keys=_contiguous(self.self_keys),
@@ -204,7 +207,7 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, T
     given = Inputs(*inputs)._asdict()
     tensors, lists = [given.pop(name) for name in _TENSORS], [given.pop(name) for name in _LISTS]
     ctx.save_for_backward(*output, *tensors, *[x for each in lists for x in each])
-    ctx.counts, ctx.settings = [len(each) for each in lists], given
+    ctx.lengths, ctx.settings = [len(each) for each in lists], given
 
 
 def _differentiate(ctx: Any, grad_out: Tensor, grad_lse: Tensor, grad_alone: Any) -> tuple[Any, ...]:
@@ -212,8 +215,8 @@ def _differentiate(ctx: Any, grad_out: Tensor, grad_lse: Tensor, grad_alone: Any
     saved = iter(ctx.saved_tensors)
     output = [next(saved) for _ in range(3)]
     tensors = {name: next(saved) for name in _TENSORS}
-    counts = zip(_LISTS, ctx.counts, strict=True)
-    lists: dict[str, Any] = {name: [next(saved) for _ in range(count)] for name, count in counts}
+    lengths = zip(_LISTS, ctx.lengths, strict=True)
+    lists: dict[str, Any] = {name: [next(saved) for _ in range(length)] for name, length in lengths}
     inputs = Inputs(**tensors, **lists, **ctx.settings)
     grads = attend_backward_op(grad_out, grad_lse, *output, bool(ctx.needs_input_grad[3]), *inputs)
     wanted = [g if need else None for g, need in zip(grads, ctx.needs_input_grad[:4], strict=True)]

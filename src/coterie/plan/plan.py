@@ -15,14 +15,16 @@ Duplicates = Literal["count", "once"]
 _SETTINGS = ("num_queries", "num_keys", "key_heads", "causal", "once")
 
 
-def _check_index(name: str, index: Tensor, shape: tuple[int | None, ...]) -> None:
-    """An int32 tensor of this shape; None is any size."""
+def _check_index(
+    name: str, index: Tensor, shape: tuple[int | None, ...], dtypes: tuple[torch.dtype, ...] = (torch.int32,)
+) -> None:
+    """A tensor of this shape and of one of these dtypes; None is any size."""
     expect_type(isinstance(index, Tensor), name, "a tensor", type(index).__name__)
     fits = index.ndim == len(shape) and all(
         want is None or want == got for want, got in zip(shape, index.shape, strict=True)
     )
     expect(fits, name, "shape {}", tuple(index.shape), _Shape(shape))
-    expect_type(index.dtype == torch.int32, name, "dtype torch.int32", index.dtype)
+    expect_type(index.dtype in dtypes, name, f"dtype {' or '.join(map(str, dtypes))}", index.dtype)
 
 
 class _Shape(tuple[int | None, ...]):
@@ -70,6 +72,9 @@ class Round:
         bias: (B, H, Mk) float32, added to the scores of that slot of `key_order`.
         skip: (B, H, Mq, E) int32, ascending: keys that the query in that slot does not meet in this round; −1 is none.
         window: (low, high): a pair meets only if low ≤ query position − key position ≤ high.
+        counts: (B, H, G, W) int16 or int32: how many keys the w-th key of group g's range stands for. The log of it is
+            added to the scores, beside any bias; a count of 0 hides the key from that group. W is at least the longest
+            range. So groups that share a range may still weigh its keys differently.
     """
 
     query_order: Tensor
@@ -80,6 +85,7 @@ class Round:
     bias: Tensor | None = None
     skip: Tensor | None = None
     window: tuple[int, int] | None = None
+    counts: Tensor | None = None
 
     @property
     def groups(self) -> int:
@@ -116,6 +122,8 @@ class Round:
             expect(self.window[0] <= self.window[1], f"{name}.window", "low ≤ high", self.window)
             fits = self.window[0] >= -(2**63) and self.window[1] < 2**63
             expect(fits, f"{name}.window", "ints of 64 bits", self.window)
+        if self.counts is not None:
+            _check_index(f"{name}.counts", self.counts, (*lead, groups, None), (torch.int16, torch.int32))
 
     def _check_values(self, name: str, rows: int, keys: int) -> None:
         offsets, slots = self.query_offsets, self.query_order.shape[-1]
@@ -137,6 +145,11 @@ class Round:
             ascending = bool((self.skip[..., 1:] >= self.skip[..., :-1]).all())
             expect(ascending, f"{name}.skip", "ascending key rows", "an unsorted list")
             _check_range(f"{name}.skip", self.skip, self.skip != -1, keys)
+        if self.counts is not None:
+            width, longest = self.counts.shape[-1], int(self.key_sizes.max()) if self.key_sizes.numel() else 0
+            expect(width >= longest, f"{name}.counts", f"room for {longest} keys, the longest range", width)
+            used = torch.arange(width, device=offsets.device) < self.key_sizes[..., None]
+            expect(not bool((used & (self.counts < 0)).any()), f"{name}.counts", "no number below 0", "one")
 
 
 @dataclass(frozen=True, eq=False)
@@ -257,7 +270,7 @@ class Plan:
     def _tensors(self) -> list[Tensor]:
         found = [self.offset, self.self_keys, self.answer, self.mass]
         for r in self.rounds:
-            found += [r.query_order, r.query_offsets, r.key_order, r.key_start, r.key_stop, r.bias, r.skip]
+            found += [r.query_order, r.query_offsets, r.key_order, r.key_start, r.key_stop, r.bias, r.skip, r.counts]
         for means in (self.query_means, self.key_means):
             found += [] if means is None else [means.order, means.start, means.stop, means.positions]
         return [x for x in found if x is not None]
@@ -399,9 +412,10 @@ class Plan:
             heads = max(1, self.batch * self.heads)
             count = int(busy.sum()) / heads
             window = f", window {each.window}" if each.window is not None else ""
+            counts = ", counted" if each.counts is not None else ""
             lines.append(
                 f"  round {index}: {count:,.4g} groups of {_spread(each.query_sizes[busy])} queries, "
-                f"{_spread(each.key_sizes[busy])} keys{window}"
+                f"{_spread(each.key_sizes[busy])} keys{window}{counts}"
             )
         scores = float(self.pairs_met().double().mean()) if self.batch * self.heads else 0.0
         share = scores / max(1, self.num_queries * self.num_keys)

@@ -43,6 +43,7 @@ def one_head(plan: Plan, *, head: int = 0, sample: int = 0) -> Plan:
             key_stop=each.key_stop[b, h],
             bias=cut(each.bias),
             skip=cut(each.skip),
+            counts=cut(each.counts),
         )
         for each in plan.rounds
     )

@@ -1,7 +1,8 @@
 """A plan cut into tiles: batches of small, equally padded blocks of queries × keys.
 
 This is the one place that decides, in plain PyTorch, whether a planned pair really meets: range, `skip`, a bias of
-−inf, window and causality. The reference engine computes on these tiles, and a plan counts its pairs with them.
+−inf, a count of 0, window and causality. The reference engine computes on these tiles, and a plan counts its pairs
+with them.
 """
 
 from __future__ import annotations
@@ -85,6 +86,7 @@ class PlanTiles:
         key_order = each.key_order.flatten(0, 1)
         bias = None if each.bias is None else each.bias.flatten(0, 1)
         skip = None if each.skip is None else each.skip.flatten(0, 1)
+        counts = None if each.counts is None else each.counts.flatten(0, 2)
         query_steps = torch.arange(query_block, device=device)
         key_steps = torch.arange(key_block, device=device)
         for shift in range(0, int(key_sizes[groups].max()), key_block):
@@ -105,6 +107,9 @@ class PlanTiles:
                 if skip is not None:
                     meets &= ~_listed(skip[head[:, None], row_slots], keys)
                 slot_bias = None if bias is None else bias[head[:, None], key_slots][:, None, :]
+                if counts is not None:
+                    logs = counts[g[:, None], key_slots - key_start[g, None]].double().log()[:, None, :]
+                    slot_bias = logs if slot_bias is None else slot_bias + logs
                 if slot_bias is not None:
                     meets &= slot_bias != float("-inf")
                 yield Tile(head, rows, keys, row_used, key_used, meets, slot_bias)
@@ -141,7 +146,7 @@ def _listed(lists: Tensor, keys: Tensor) -> Tensor:
 
 
 class Multiplicity:
-    """How often a pair meets over all rounds, for `duplicates="once"`; a slot whose bias is −inf meets nobody.
+    """How often a pair meets over all rounds, for `duplicates="once"`; a bias of −inf and a count of 0 hide a slot.
 
     Each round's (group, key) entries are sorted once, so that a pair is counted by two binary searches.
     """
@@ -162,6 +167,8 @@ class Multiplicity:
         if each.bias is not None:
             hidden = each.bias.flatten(0, 1)[group // max(1, each.groups), slot] == float("-inf")
             codes = torch.where(hidden, -1, codes)
+        if each.counts is not None:
+            codes = torch.where(each.counts.flatten(0, 2)[group, within] == 0, -1, codes)
         entries = codes.sort().values
 
         slots = torch.arange(each.query_order.shape[-1], device=device)

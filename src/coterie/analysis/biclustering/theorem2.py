@@ -94,7 +94,8 @@ def assumptions(
 def call_assumptions(call: Call, plan: Plan, *, most: int | None = None, tolerance: float = 0.0) -> Assumptions:
     """`assumptions` of a checked call, with all its masks; causality is the plan's."""
     check_plan(plan, call.sizes, call.q.device)
-    direct = plan.query_means is None and plan.key_means is None and all(each.bias is None for each in plan.rounds)
+    plain = all(each.bias is None and each.counts is None for each in plan.rounds)
+    direct = plan.query_means is None and plan.key_means is None and plain
     expect(
         direct, "plan", "keys that are met directly; Theorem 2 says nothing about means and biases", "means or biases"
     )
