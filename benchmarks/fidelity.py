@@ -22,7 +22,9 @@ from rich.table import Table
 from torch import Tensor
 
 import coterie
-from benchmarks.models import Heads, MiniLM, SmolLM, attending, dense, documentation, with_mechanism
+from benchmarks import texts
+from benchmarks.losses import COLUMNS, Cost, cost, dense_cost, keys_met, read
+from benchmarks.models import Heads, MiniLM, SmolLM, attending, dense, with_mechanism
 from coterie import Mechanism
 from coterie.analysis import save
 from coterie.files import write_json
@@ -50,7 +52,7 @@ class Fidelity:
 
     def __init__(self, data: Path, out: Path) -> None:
         console = Console()
-        self.console = Console(width=max(console.width, 124))  # a row is not worth folding
+        self.console = Console(width=max(console.width, 160))  # a row is not worth folding
         self.data, self.out = data, out
         self.found: dict[str, Any] = {"torch": torch.__version__, "coterie": coterie.__version__}
 
@@ -74,8 +76,8 @@ class Fidelity:
 
     def minilm(self, model: MiniLM) -> None:
         """Attention outputs and embeddings of long documents."""
-        texts = documentation()
-        documents = [torch.tensor([model.tokens(text)]) for text in texts if len(model.tokens(text)) == 512]
+        documentation = texts.documentation()
+        documents = [torch.tensor([model.tokens(text)]) for text in documentation if len(model.tokens(text)) == 512]
         caught: list[tuple[Heads, Tensor]] = []
 
         def catch(heads: Heads) -> Tensor:
@@ -144,14 +146,14 @@ class Fidelity:
         from sklearn.model_selection import RepeatedStratifiedKFold, cross_val_score
 
         rows: list[dict[str, Any]] = []
-        for name, what, read in (
+        for name, what, open_ in (
             ("nltk", "NLTK's movie_reviews.zip", _movie_reviews),
             ("hyperpartisan", "the two by-article XML files of SemEval-2019 Task 4", _hyperpartisan),
         ):
             if self.missing(name, what):
                 continue
-            texts, labels = read(self.data / name)
-            ids = [model.tokens(text) for text in texts]
+            documents, labels = open_(self.data / name)
+            ids = [model.tokens(text) for text in documents]
             share = sum(len(x) == 512 for x in ids) / len(ids)
             for kind, attend in (
                 ("dense", dense),
@@ -162,7 +164,7 @@ class Fidelity:
                 folds = RepeatedStratifiedKFold(n_splits=5, n_repeats=10, random_state=0)  # one split moves by a point
                 accuracy = cross_val_score(LogisticRegression(max_iter=2000, C=10.0), x, labels, cv=folds)
                 rows.append(
-                    {"data": read.__name__[1:], "attention": kind, "accuracy": float(accuracy.mean()), "long": share}
+                    {"data": open_.__name__[1:], "attention": kind, "accuracy": float(accuracy.mean()), "long": share}
                 )
         self.found["documents"] = rows
         if rows:
@@ -179,55 +181,39 @@ class Fidelity:
 
     # --- SmolLM2 ------------------------------------------------------------------------------------------------------
 
-    def smollm(self, lengths: list[int]) -> None:
-        """The loss of the next token on long text."""
+    def smollm(self, lengths: list[int], kinds: list[str], pieces: int, mechanisms: list[Mechanism]) -> None:
+        """The loss of the next token on long texts, by part of the text."""
         model = SmolLM()
-        text = "\n\n".join(documentation())
         rows: list[dict[str, Any]] = []
-        with self.progress() as progress:
-            task = progress.add_task("SmolLM2", total=4 * len(lengths))
+        for kind in kinds:
+            try:
+                text = texts.text(kind, self.data, self.out / "texts")
+            except texts.NoTextError as missing:
+                self.console.print(f"[yellow]skipped[/] {missing}")
+                self.found[kind] = "no data"
+                continue
             for length in lengths:
-                ids = model.tokens(text[: 16 * length], length)
-                caught: list[Heads] = []
-
-                def catch(heads: Heads, caught: list[Heads] = caught) -> Tensor:
-                    caught[:] = [heads]
-                    return dense(heads)
-
-                with attending(catch):
-                    exact = float(model.losses(ids).mean())
-                rows.append(
-                    {"length": length, "mechanism": "dense", "met": (length + 1) / 2, "loss": exact, "ratio": 1.0}
+                costs = self.costs(model, model.pieces(text, length, pieces), mechanisms)
+                about = {"text": kind, "role": texts.role(kind), "length": length, "pieces": pieces}
+                rows += [about | each.to_dict() for each in costs]
+                self.table(
+                    f"SmolLM2-135M on {kind} ({texts.role(kind)}), {length:,} tokens, {pieces} pieces: "
+                    "loss of the next token, against dense",
+                    COLUMNS,
+                    [each.row() for each in costs],
                 )
-                progress.advance(task)
-                near_far = coterie.NearFar(near=176)  # 410 keys at 4,096 tokens
-                met = _met(near_far, caught[0])
-                for mechanism in (
-                    near_far,
-                    coterie.Longformer(window=round(met), global_tokens=4),
-                    coterie.Smyrf(rounds=round(met / 32), cluster_size=64),
-                ):
-                    with attending(with_mechanism(mechanism)):
-                        loss = float(model.losses(ids).mean())
-                    rows.append(
-                        {
-                            "length": length,
-                            "mechanism": str(mechanism),
-                            "met": _met(mechanism, caught[0]),
-                            "loss": loss,
-                            "ratio": loss / exact,
-                        }
-                    )
-                    progress.advance(task)
         self.found["smollm"] = rows
-        self.table(
-            "SmolLM2-135M on Python's documentation: loss of the next token",
-            ("attention", "tokens", "keys met", "loss", "against dense"),
-            [
-                [r["mechanism"], f"{r['length']:,}", f"{r['met']:.0f}", f"{r['loss']:.4f}", f"{r['ratio'] - 1:+.2%}"]
-                for r in rows
-            ],
-        )
+
+    def costs(self, model: SmolLM, pieces: list[Tensor], mechanisms: list[Mechanism]) -> list[Cost]:
+        """Of dense attention and of each mechanism."""
+        with self.progress() as progress:
+            task = progress.add_task("SmolLM2", total=1 + (len(mechanisms) or len(_rivals(0))))
+            readings = [read(model, ids) for ids in pieces]
+            found = [dense_cost(readings)]
+            for mechanism in mechanisms or _rivals(keys_met(_NEAR_FAR, readings[0].heads)):
+                progress.advance(task)
+                found.append(cost(model, readings, mechanism))
+        return found
 
     # --- what is left -------------------------------------------------------------------------------------------------
 
@@ -276,9 +262,16 @@ class Stsb:
         return float(spearmanr((first * second).sum(-1).numpy(), self.scores).statistic)
 
 
-def _met(mechanism: Mechanism, heads: Heads) -> float:
-    plan = mechanism.plan(heads.q, heads.k, is_causal=heads.causal, scale=heads.scale)
-    return float(plan.pairs_met().double().mean()) / heads.q.shape[2]
+_NEAR_FAR = coterie.NearFar(near=176)  # about 410 keys at 4,096 tokens
+
+
+def _rivals(met: float) -> list[Mechanism]:
+    """Near–far, and others that meet about as many keys."""
+    return [
+        _NEAR_FAR,
+        coterie.Longformer(window=max(1, round(met)), global_tokens=4),
+        coterie.Smyrf(rounds=max(1, round(met / 32)), cluster_size=64),
+    ]
 
 
 def _compare(mechanism: Mechanism, caught: list[tuple[Heads, Tensor]]) -> dict[str, Any]:
@@ -294,7 +287,7 @@ def _compare(mechanism: Mechanism, caught: list[tuple[Heads, Tensor]]) -> dict[s
     layers = [float(torch.cat(errors[layer]).mean()) for layer in sorted(errors)]
     return {
         "mechanism": str(mechanism),
-        "met": _met(mechanism, caught[0][0]),
+        "met": keys_met(mechanism, caught[0][0]),
         "error": float(torch.cat([e for each in errors.values() for e in each]).mean()),
         "cosine": float(torch.stack(cosines).mean()),
         "layers": layers,
@@ -327,15 +320,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(PARTS), help=f"some of {','.join(PARTS)}")
     parser.add_argument("--lengths", default="2048,4096,8192", help="tokens for SmolLM2")
+    parser.add_argument("--texts", default=",".join(texts.KINDS), help=f"for SmolLM2: some of {','.join(texts.KINDS)}")
+    parser.add_argument("--pieces", type=int, default=2, help="of each text for SmolLM2")
+    parser.add_argument(
+        "--mechanisms", default="", help="for SmolLM2, separated by semicolons: near-far:near=176;near-far:near=64"
+    )
     parser.add_argument(
         "--data", type=Path, default=Path("../shared/data"), help="folder with stsb, nltk, hyperpartisan"
     )
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder to write to")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder to write to; enwik8 in its folder texts")
     options = parser.parse_args()
-    wanted = options.only.split(",")
-    unknown = sorted(set(wanted) - set(PARTS))
-    if unknown:
-        parser.error(f"--only: expected some of {', '.join(PARTS)}, got {', '.join(unknown)}")
+    wanted, kinds = options.only.split(","), options.texts.split(",")
+    for name, given, known in (("only", wanted, PARTS), ("texts", kinds, texts.KINDS)):
+        if unknown := sorted(set(given) - set(known)):
+            parser.error(f"--{name}: expected some of {', '.join(known)}, got {', '.join(unknown)}")
+    if options.pieces < 1:
+        parser.error(f"--pieces: expected at least 1, got {options.pieces}")
+    mechanisms = [coterie.as_mechanism(spec) for spec in options.mechanisms.split(";") if spec.strip()]
     run = Fidelity(options.data, options.out)
     if set(wanted) & {"minilm", "stsb", "documents"}:
         model = MiniLM()
@@ -343,7 +344,7 @@ def main() -> None:
             if part in wanted:
                 getattr(run, part)(model)
     if "smollm" in wanted:
-        run.smollm([int(length) for length in options.lengths.split(",")])
+        run.smollm([int(length) for length in options.lengths.split(",")], kinds, options.pieces, mechanisms)
     run.save()
 
 

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 import coterie.hf
 from benchmarks.fidelity import Stsb
-from benchmarks.models import MiniLM, SmolLM, documentation
+from benchmarks.models import MiniLM, SmolLM
+from benchmarks.texts import documentation
 from coterie import Fit
 from coterie.cli.console import bars
 from coterie.files import write_json

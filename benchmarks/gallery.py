@@ -19,7 +19,8 @@ from rich.console import Console
 import coterie
 from benchmarks import rounds as training
 from benchmarks import theory
-from benchmarks.models import MiniLM, SmolLM, documentation
+from benchmarks.models import MiniLM, SmolLM
+from benchmarks.texts import documentation
 from coterie.analysis import (
     Comparison,
     biclustering,

@@ -5,7 +5,6 @@ Inputs are single sequences, or batches of equal lengths: nothing is padded, so 
 
 from __future__ import annotations
 
-import pydoc_data.topics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -134,6 +133,14 @@ class SmolLM:
         ids: Tensor = self.tokenizer(text, return_tensors="pt")["input_ids"][:, :length]
         return ids
 
+    def pieces(self, text: str, length: int, count: int) -> list[Tensor]:
+        """`count` pieces of a text, (1, length) each, which begin at equal distances in it."""
+        starts = [index * len(text) // count for index in range(count)]
+        found = [self.tokens(text[start : start + 16 * length], length) for start in starts]
+        if short := [ids.shape[1] for ids in found if ids.shape[1] < length]:
+            raise ValueError(f"text: expected {count} pieces of {length:,} tokens, got one of {short[0]:,}")
+        return found
+
     def losses(self, ids: Tensor) -> Tensor:
         """The loss of each next token, (N − 1,); logits are made a few at a time."""
         hidden = self.model.model(input_ids=ids, use_cache=False).last_hidden_state[0, :-1]
@@ -142,8 +149,3 @@ class SmolLM:
             for h, t in zip(hidden.split(512), ids[0, 1:].split(512), strict=True)
         ]
         return torch.cat(parts)
-
-
-def documentation() -> list[str]:
-    """Python's own documentation as long texts, the longest first."""
-    return sorted(pydoc_data.topics.topics.values(), key=len, reverse=True)
