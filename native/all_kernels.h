@@ -3,6 +3,7 @@
 
 #include "backward.h"
 #include "forward.h"
+#include "halving.h"
 #include "hashing.h"
 #include "kmeans.h"
 #include "kmeans_hamming.h"
@@ -26,6 +27,7 @@ inline Kernels all_kernels(const char* name) {
                 .smyrf_orders = smyrf_orders,
                 .cross_polytope = cross_polytope,
                 .kmeans = kmeans,
+                .halve = halve,
                 .hamming_kmeans = hamming_kmeans,
                 .cluster_means = cluster_means,
                 .top_keys = top_keys,

@@ -1,6 +1,7 @@
 #include "kernels.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -120,6 +121,7 @@ public:
             if (call_.key_mask &&
                 any_hidden(keys + from, to - from, call_.key_mask + b_ * call_.num_keys, call_.num_keys))
                 padding.keys.store(true, std::memory_order_relaxed);
+            if (round_.counts) check_counts(g, stop[g] - start[g]);
             // A group without keys may hold anybody.
             if (call_.query_mask && start[g] < stop[g] && holds_padding(g))
                 padding.queries.store(true, std::memory_order_relaxed);
@@ -127,6 +129,14 @@ public:
     }
 
 private:
+    void check_counts(int64_t g, int64_t keys) const {
+        if (keys > round_.counts.width)
+            refuse(name_, ".counts: expected room for ", keys, " keys, the longest range, got ", round_.counts.width);
+        int32_t all = 0;
+        for (int64_t w = 0; w < keys; w++) all |= round_.counts.at((b_ * call_.heads + h_) * round_.groups() + g, w);
+        if (all < 0) refuse(name_, ".counts: expected no number below 0, got one");
+    }
+
     bool holds_padding(int64_t g) const {
         const uint8_t* real = call_.query_mask + b_ * call_.num_queries;
         return any_hidden(rows_ + offsets_[g], offsets_[g + 1] - offsets_[g], real, call_.num_queries);
@@ -197,6 +207,15 @@ private:
 
 }  // namespace
 
+const float* logs() {
+    static const std::vector<float> table = [] {
+        std::vector<float> found(kLogs);
+        for (int32_t n = 0; n < kLogs; n++) found[n] = static_cast<float>(std::log(static_cast<double>(n)));
+        return found;
+    }();
+    return table.data();
+}
+
 Team current_team() { return adopted_by.load() == process() ? adopted.load() : nullptr; }
 
 void adopt_team(Team team) {
@@ -228,35 +247,38 @@ void check_plan(Call& call) {
     if (!padding.keys) call.key_mask = nullptr;
 }
 
-void check_parts(const KmeansCall& call) {
-    for (int64_t b = 0; b < call.x.batch; b++) {
-        const int32_t *start = call.start + b * call.parts, *stop = call.stop + b * call.parts;
+void check_parts(const Parts& parts, const Rows& x) {
+    for (int64_t b = 0; b < x.batch; b++) {
+        const int32_t *start = parts.start + b * parts.count, *stop = parts.stop + b * parts.count;
         int64_t before = 0;
-        for (int64_t p = 0; p < call.parts; before = stop[p++])
-            if (start[p] < before || start[p] > stop[p] || stop[p] > call.slots)
-                refuse("parts: expected ", before, " ≤ start ≤ stop ≤ ", call.slots, ", got start ", start[p],
+        for (int64_t p = 0; p < parts.count; before = stop[p++])
+            if (start[p] < before || start[p] > stop[p] || stop[p] > parts.slots)
+                refuse("parts: expected ", before, " ≤ start ≤ stop ≤ ", parts.slots, ", got start ", start[p],
                        ", stop ", stop[p]);
         for (int64_t i = 0; i < before; i++)
-            if (int32_t row = call.order[b * call.slots + i]; row < 0 || row >= call.x.rows)
-                refuse("parts.order: expected indices in [0, ", call.x.rows, "), got ", row);
+            if (int32_t row = parts.order[b * parts.slots + i]; row < 0 || row >= x.rows)
+                refuse("parts.order: expected indices in [0, ", x.rows, "), got ", row);
     }
 }
 
-void check_near(const NearCall& call) {
+void check_near(const NearCall& call, bool wide) {
+    int64_t most = wide ? call.k.rows : std::min<int64_t>(call.k.rows, INT16_MAX);
     check_segments("clusters", call.clusters, call.k.rows);
     for (int64_t bh = 0; bh < call.k.batch * call.k.heads && call.clusters.count(); bh++) {
         const int32_t* start = call.clusters.start.at(bh / call.k.heads, bh % call.k.heads);
         const int32_t* stop = call.clusters.stop.at(bh / call.k.heads, bh % call.k.heads);
         for (int64_t s = 0; s < call.clusters.count(); s++)
-            if (stop[s] - start[s] > call.k.rows)
-                refuse("clusters: expected at most ", call.k.rows, " keys, got ", stop[s] - start[s]);
+            if (stop[s] - start[s] > most)
+                refuse("clusters: expected at most ", most, " keys, got ", stop[s] - start[s]);
     }
     if (call.chunks ? call.groups % call.chunks : call.groups)
         refuse("visible: expected a chunk for equally many of the ", call.groups, " groups, got ", call.chunks);
     for (int64_t i = 0; i < call.k.batch * call.chunks; i++) {
-        if (call.seen[i] < 0 || call.seen[i] > call.width)
-            refuse("seen: expected at most ", call.width, ", got ", call.seen[i]);
-        for (int64_t v = call.width - call.seen[i]; v < call.width; v++)
+        if (call.seen[i] < 0 || call.seen[i] > std::min(call.width, call.room))
+            refuse("seen: expected at most ", std::min(call.width, call.room), ", got ", call.seen[i]);
+        if (call.used[i] < 0 || call.used[i] > call.share())
+            refuse("used: expected at most ", call.share(), ", got ", call.used[i]);
+        for (int64_t v = 0; v < call.seen[i]; v++)
             if (int32_t id = call.visible[i * call.width + v]; id < 0 || id >= call.clusters.count())
                 refuse("visible: expected indices in [0, ", call.clusters.count(), "), got ", id);
     }

@@ -26,8 +26,8 @@ const Kernels& avx512_kernels();
 const Kernels& kernels();
 
 // Throw Malformed if an index is out of range.
-void check_parts(const KmeansCall& call);
-void check_near(const NearCall& call);
+void check_parts(const Parts& parts, const Rows& x);
+void check_near(const NearCall& call, bool wide);
 
 // Check the plan, form its virtual rows, and run.
 void run_forward(Call& call, const Forward& result);

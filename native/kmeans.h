@@ -16,8 +16,8 @@ public:
         : call_(call),
           b_(b),
           h_(h),
-          rows_(call.order + b * call.slots + call.start[b * call.parts + part]),
-          size_(call.stop[b * call.parts + part] - call.start[b * call.parts + part]),
+          rows_(call.parts.rows(b, part)),
+          size_(call.parts.size(b, part)),
           pointers_(size_),
           lengths_(size_),
           scratch_(call.x.dim),
@@ -171,10 +171,10 @@ inline void train(Points& points, const int64_t* chosen, int64_t n, int64_t iter
 inline void kmeans(const KmeansCall& call, int64_t* labels, double* centroids) {
     int64_t heads = call.x.heads, dim = call.x.dim, rows = call.x.rows, capacity = call.clusters;
     std::fill(labels, labels + call.x.batch * heads * rows, 0);
-    parallel_for(call.x.batch * heads * call.parts, call.threads, [&](int64_t at, int) {
-        int64_t part = at % call.parts, bh = at / call.parts, b = bh / heads, h = bh % heads;
+    parallel_for(call.x.batch * heads * call.parts.count, call.threads, [&](int64_t at, int) {
+        int64_t part = at % call.parts.count, bh = at / call.parts.count, b = bh / heads, h = bh % heads;
         int64_t drawn = call.per_head ? h : 0, used = capacity;
-        if (call.counts) used = std::clamp<int64_t>(call.counts[b * call.parts + part], 0, capacity);
+        if (call.counts) used = std::clamp<int64_t>(call.counts[b * call.parts.count + part], 0, capacity);
         Points points(call, b, h, part);
         int64_t n = points.size();
         double* result = centroids + at * capacity * dim;

@@ -34,10 +34,11 @@ class Working {
     nb::gil_scoped_release free_;
 };
 
-// What forward and backward share. `layout` holds, for each round: has bias, has skip, has window, low, high.
+// What forward and backward share. `layout` holds, for each round: has bias, has skip, has counts, has window, low,
+// high.
 struct Tensors {
     Tensor q, k, v;
-    std::vector<Tensor> rounds, biases, skips;
+    std::vector<Tensor> rounds, biases, skips, counts;
     std::vector<int64_t> layout;
     Tensor offset;
     std::optional<Tensor> self_keys;
@@ -72,16 +73,21 @@ static Round round_of(const std::string& prefix, const Tensor* parts, int64_t ba
 }
 
 static std::vector<Round> rounds_of(const Tensors& t, int64_t batch, int64_t heads) {
-    size_t count = t.layout.size() / 5, bias = 0, skip = 0;
-    if (t.layout.size() % 5) refuse("layout", "5 numbers a round", std::to_string(t.layout.size()));
-    for (size_t r = 0; r < count; r++) bias += t.layout[5 * r] != 0, skip += t.layout[5 * r + 1] != 0;
+    size_t count = t.layout.size() / 6, bias = 0, skip = 0, counted = 0;
+    if (t.layout.size() % 6) refuse("layout", "6 numbers a round", std::to_string(t.layout.size()));
+    for (size_t r = 0; r < count; r++) {
+        bias += t.layout[6 * r] != 0;
+        skip += t.layout[6 * r + 1] != 0;
+        counted += t.layout[6 * r + 2] != 0;
+    }
     check_count("rounds", t.rounds, 5 * count);
     check_count("biases", t.biases, bias);
     check_count("skips", t.skips, skip);
-    bias = skip = 0;
+    check_count("counts", t.counts, counted);
+    bias = skip = counted = 0;
     std::vector<Round> rounds;
     for (size_t r = 0; r < count; r++) {
-        const int64_t* layout = t.layout.data() + 5 * r;
+        const int64_t* layout = t.layout.data() + 6 * r;
         std::string prefix = "rounds[" + std::to_string(r) + "].";
         Round round = round_of(prefix, t.rounds.data() + 5 * r, batch, heads);
         if (layout[0])
@@ -94,7 +100,9 @@ static std::vector<Round> rounds_of(const Tensors& t, int64_t batch, int64_t hea
             round.skip = data_of<int32_t>((prefix + "skip").c_str(), lists,
                                           {batch, heads, round.query_order.length, round.skips});
         }
-        if (layout[2]) round.window(layout[3], layout[4]);
+        if (layout[2])
+            round.counts = counts_of((prefix + "counts").c_str(), t.counts[counted++], {batch, heads, round.groups()});
+        if (layout[3]) round.window(layout[4], layout[5]);
         rounds.push_back(round);
     }
     return rounds;
@@ -275,27 +283,34 @@ static void cross_polytope(const Tensor& x, const Tensor& mask, const Tensor& co
     kernels().planning.cross_polytope(call, to);
 }
 
+static Parts parts_of(const Tensor& order, const Tensor& start, const Tensor& stop, const Rows& rows) {
+    check_rank("order", order, 2);
+    check_rank("start", start, 2);
+    int64_t slots = size_of(order, 1), count = check_in("start", size_of(start, 1), 0, kMostRows);
+    return {
+        .slots = slots,
+        .count = count,
+        .order = data_of<int32_t>("order", order, {rows.batch, slots}),
+        .start = data_of<int32_t>("start", start, {rows.batch, count}),
+        .stop = data_of<int32_t>("stop", stop, {rows.batch, count}),
+    };
+}
+
 static void kmeans(const Tensor& x, const Tensor& order, const Tensor& start, const Tensor& stop,
                    const std::optional<Tensor>& counts, const std::optional<Tensor>& given, int64_t clusters,
                    int64_t iterations, int64_t sample, bool unit, bool per_head, int64_t seed, int64_t layer,
                    int64_t threads, const Tensor& labels, const Tensor& centroids) {
     Rows rows = rows_of("x", x);
-    check_rank("order", order, 2);
-    check_rank("start", start, 2);
-    int64_t slots = size_of(order, 1), parts = check_in("start", size_of(start, 1), 0, kMostRows);
+    Parts parts = parts_of(order, start, stop, rows);
     check_in("clusters", clusters, 1, kMostParts);
-    Shape centers{rows.batch, rows.heads, parts * clusters, rows.dim};
+    Shape centers{rows.batch, rows.heads, parts.count * clusters, rows.dim};
     KmeansCall call{
         .x = rows,
-        .slots = slots,
         .parts = parts,
         .clusters = clusters,
         .iterations = check_in("iterations", iterations, 0, INT32_MAX),
         .sample = check_in("sample", sample, 0, INT32_MAX),
-        .order = data_of<int32_t>("order", order, {rows.batch, slots}),
-        .start = data_of<int32_t>("start", start, {rows.batch, parts}),
-        .stop = data_of<int32_t>("stop", stop, {rows.batch, parts}),
-        .counts = data_of<int64_t>("counts", counts, {rows.batch, parts}),
+        .counts = data_of<int64_t>("counts", counts, {rows.batch, parts.count}),
         .given = data_of<double>("centroids", given, centers),
         .unit = unit,
         .per_head = per_head,
@@ -305,8 +320,27 @@ static void kmeans(const Tensor& x, const Tensor& order, const Tensor& start, co
     auto* label = data_of<int64_t>("labels", labels, {rows.batch, rows.heads, rows.rows});
     auto* center = data_of<double>("centroids", centroids, centers);
     Working working;
-    check_parts(call);
+    check_parts(parts, rows);
     kernels().planning.kmeans(call, label, center);
+}
+
+static void halve(const Tensor& x, const Tensor& order, const Tensor& start, const Tensor& stop, const Tensor& leaves,
+                  const Tensor& together, int64_t threads, const Tensor& halved) {
+    Rows rows = rows_of("x", x);
+    Parts parts = parts_of(order, start, stop, rows);
+    HalveCall call{
+        .x = rows,
+        .parts = parts,
+        .leaves = data_of<int64_t>("leaves", leaves, {rows.batch, parts.count}),
+        .together = data_of<int64_t>("together", together, {rows.batch}),
+        .threads = check_threads(threads),
+    };
+    auto* to = data_of<int32_t>("halved", halved, {rows.batch, rows.heads, parts.slots});
+    for (int64_t i = 0; i < rows.batch * parts.count; i++) check_in("leaves", call.leaves[i], 0, kMostRows);
+    for (int64_t b = 0; b < rows.batch; b++) check_in("together", call.together[b], 1, kMostRows);
+    Working working;
+    check_parts(parts, rows);
+    kernels().planning.halve(call, to);
 }
 
 static void hamming_kmeans(const Tensor& x, const Tensor& mask, int64_t clusters, int64_t iterations, int64_t bits,
@@ -372,14 +406,16 @@ static void top_keys(const Tensor& queries, const Tensor& k, const Tensor& mask,
 }
 
 static void near_keys(const Tensor& queries, const Tensor& k, const std::vector<Tensor>& clusters,
-                      const Tensor& visible, const Tensor& seen, int64_t near, int64_t reach, int64_t threads,
-                      const Tensor& met, const Tensor& bias) {
+                      const Tensor& visible, const Tensor& seen, const Tensor& used, const Tensor& together,
+                      int64_t near, int64_t reach, bool wide, int64_t room, int64_t threads, const Tensor& picks,
+                      const Tensor& left) {
     Rows keys = rows_of("k", k);
     check_rank("queries", queries, 4);
     check_rank("visible", visible, 3);
     int64_t chunks = size_of(visible, 1), width = check_in("visible", size_of(visible, 2), 0, kMostRows);
     check_in("near", near, 0, kMostRows);
     check_in("reach", reach, std::max<int64_t>(1, near), INT64_MAX);
+    check_in("room", room, 0, kMostRows);
     int team = check_threads(threads);
     const double* query = queries_of(queries, keys);
     if (clusters.empty()) refuse("clusters", "order, start and stop", "nothing");
@@ -391,17 +427,24 @@ static void near_keys(const Tensor& queries, const Tensor& k, const std::vector<
         .width = width,
         .near = near,
         .reach = reach,
+        .room = room,
         .clusters = segments_of("clusters", clusters, keys.batch, keys.heads, team),
         .visible = data_of<int32_t>("visible", visible, {keys.batch, chunks, width}),
         .seen = data_of<int32_t>("seen", seen, {keys.batch, chunks}),
+        .used = data_of<int64_t>("used", used, {keys.batch, chunks}),
+        .together = data_of<int64_t>("together", together, {keys.batch}),
         .threads = team,
     };
-    Shape shape{keys.batch, call.heads, call.groups, width + near};
-    auto* rows = data_of<int32_t>("met", met, shape);
-    auto* biases = data_of<float>("bias", bias, shape);
+    for (int64_t b = 0; b < keys.batch; b++) check_in("together", call.together[b], 1, kMostRows);
+    Shape shape{keys.batch, call.heads, call.groups, room};
+    Picks found{
+        .keys = data_of<int32_t>("picks", picks, {keys.batch, call.heads, call.groups * near}),
+        .narrow = wide ? nullptr : data_of<int16_t>("left", left, shape),
+        .wide = wide ? data_of<int32_t>("left", left, shape) : nullptr,
+    };
     Working working;
-    check_near(call);
-    kernels().planning.near_keys(call, query, rows, biases);
+    check_near(call, wide);
+    kernels().planning.near_keys(call, query, found);
 }
 
 NB_MODULE(_native, m) {
@@ -410,10 +453,11 @@ NB_MODULE(_native, m) {
     using Several = std::vector<Tensor>;
     nb::exception<Malformed>(m, "Malformed", PyExc_ValueError);
     nb::class_<Tensors>(m, "Tensors")
-        .def(nb::init<Tensor, Tensor, Tensor, Several, Several, Several, std::vector<int64_t>, Tensor, Maybe, Several,
-                      Several, Maybe, Maybe, Maybe>(),
-             "q"_a, "k"_a, "v"_a, "rounds"_a, "biases"_a, "skips"_a, "layout"_a, "offset"_a, "self_keys"_a.none(),
-             "query_means"_a, "key_means"_a, "mask"_a.none(), "key_mask"_a.none(), "query_mask"_a.none());
+        .def(nb::init<Tensor, Tensor, Tensor, Several, Several, Several, Several, std::vector<int64_t>, Tensor, Maybe,
+                      Several, Several, Maybe, Maybe, Maybe>(),
+             "q"_a, "k"_a, "v"_a, "rounds"_a, "biases"_a, "skips"_a, "counts"_a, "layout"_a, "offset"_a,
+             "self_keys"_a.none(), "query_means"_a, "key_means"_a, "mask"_a.none(), "key_mask"_a.none(),
+             "query_mask"_a.none());
     nb::class_<Settings>(m, "Settings")
         .def(nb::init<bool, bool, double, double, int64_t, int64_t>(), "causal"_a, "once"_a, "scale"_a, "dropout_p"_a,
              "seed"_a, "threads"_a);
@@ -432,11 +476,12 @@ NB_MODULE(_native, m) {
     m.def("kmeans", kmeans, "x"_a, "order"_a, "start"_a, "stop"_a, "counts"_a.none(), "given"_a.none(), "clusters"_a,
           "iterations"_a, "sample"_a, "unit"_a, "per_head"_a, "seed"_a, "layer"_a, "threads"_a, "labels"_a,
           "centroids"_a);
+    m.def("halve", halve, "x"_a, "order"_a, "start"_a, "stop"_a, "leaves"_a, "together"_a, "threads"_a, "halved"_a);
     m.def("hamming_kmeans", hamming_kmeans, "x"_a, "mask"_a, "clusters"_a, "iterations"_a, "bits"_a, "seed"_a,
           "layer"_a, "threads"_a, "labels"_a);
     m.def("cluster_means", cluster_means, "x"_a, "mask"_a, "labels"_a, "clusters"_a, "threads"_a, "means"_a);
     m.def("top_keys", top_keys, "queries"_a, "k"_a, "mask"_a, "limits"_a.none(), "count"_a, "unit"_a, "threads"_a,
           "top"_a);
-    m.def("near_keys", near_keys, "queries"_a, "k"_a, "clusters"_a, "visible"_a, "seen"_a, "near"_a, "reach"_a,
-          "threads"_a, "met"_a, "bias"_a);
+    m.def("near_keys", near_keys, "queries"_a, "k"_a, "clusters"_a, "visible"_a, "seen"_a, "used"_a, "together"_a,
+          "near"_a, "reach"_a, "wide"_a, "room"_a, "threads"_a, "picks"_a, "left"_a);
 }

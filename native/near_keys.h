@@ -1,4 +1,5 @@
-// The best keys of groups of queries, searched in the clusters whose means or outliers score best.
+// The best keys of small groups of queries: several groups search together in the clusters whose means or outliers
+// score best and keep a shortlist, of which each group picks its own.
 #pragma once
 
 #include <algorithm>
@@ -10,38 +11,37 @@
 
 namespace coterie::COTERIE_ISA {
 
-// The n-th largest of many numbers, by halving the interval that it is in; −inf entries do not count.
-inline float nth_largest(const float* x, int64_t padded_size, int64_t n) {
-    auto count = [&](float limit) {
-        int64_t total = 0;
-        for (int64_t j = 0; j < padded_size; j += kLanes) total += std::popcount(at_least(load(x + j), limit));
-        return total;
-    };
-    Vec top = splat(-INFINITY), bottom = splat(-INFINITY);
-    for (int64_t j = 0; j < padded_size; j += kLanes) {
-        Vec each = load(x + j);
-        top = max(each, top);
-        bottom = max(where_met(each, splat(0) - each), bottom);
+inline int64_t count_at_least(const float* x, int64_t padded_size, float limit) {
+    int64_t total = 0, j = 0;
+    for (; j + 4 * kLanes <= padded_size; j += 4 * kLanes) {
+        uint64_t first = at_least(load(x + j), limit) | at_least(load(x + j + kLanes), limit) << kLanes;
+        uint64_t second = at_least(load(x + j + 2 * kLanes), limit) | at_least(load(x + j + 3 * kLanes), limit)
+                                                                          << kLanes;
+        total += std::popcount(first | second << 32);
     }
-    // At least n numbers reach `low`, fewer reach `high`.
-    float low = -std::max(highest(bottom), 0.0f), high = highest(top);
-    if (count(high) >= n) return high;
-    for (float middle; (middle = low + (high - low) / 2) > low && middle < high;) {
-        int64_t reached = count(middle);
-        (reached >= n ? low : high) = middle;
-        if (reached == n) break;
+    for (; j < padded_size; j += kLanes) total += std::popcount(at_least(load(x + j), limit));
+    return total;
+}
+
+// A limit that n of many numbers reach, or a few more where numbers are equal; NaN if there is none. It is looked for
+// near `hint` first, and then `step` away from it, twice as much, and so on.
+inline float limit_of(const float* x, int64_t padded_size, int64_t n, float hint, float step) {
+    float low = hint, high = hint, middle = hint;
+    bool below = false, above = false;
+    for (int tries = 0; tries < 256; tries++) {
+        int64_t reached = count_at_least(x, padded_size, middle);
+        if (reached == n) return middle;
+        (reached > n ? low : high) = middle;
+        (reached > n ? below : above) = true;
+        if (below && above) {
+            middle = low + (high - low) / 2;
+            if (!(middle > low && middle < high)) return low;
+        } else {
+            middle += below ? step : -step;
+            step *= 2;
+        }
     }
-    Vec least = splat(INFINITY);  // the smallest that reaches `low`
-    for (int64_t j = 0; j < padded_size; j += kLanes) {
-        alignas(64) float each[kLanes];
-        uint32_t reached = at_least(load(x + j), low);
-        if (!reached) continue;
-        store(each, load(x + j));
-        for (int lane = 0; lane < kLanes; lane++)
-            if (!(reached >> lane & 1)) each[lane] = INFINITY;
-        least = min(load(each), least);
-    }
-    return -highest(splat(0) - least);
+    return NAN;
 }
 
 using Scored = std::pair<float, int64_t>;
@@ -65,100 +65,129 @@ struct NearHead {
     double product(const double* query, int64_t key) { return dot(query, keys.exact(key), call.k.dim); }
 };
 
-// The clusters that the groups of a chunk see: those in the slots from `hidden` on.
+// The clusters that the groups of a chunk see.
 struct View {
     const int32_t* clusters = nullptr;
-    int64_t hidden = 0;
+    int64_t seen = 0;
     int64_t total = 0;  // of the keys in them
-    std::vector<int32_t> left{};  // of the keys of each, once some are picked
+    std::vector<int32_t> sizes{};
 
     void look(const NearHead& head, int64_t chunk) {
         const NearCall& call = head.call;
         int64_t at = head.keys.batch * call.chunks + chunk;
-        hidden = call.width - call.seen[at];
+        seen = call.seen[at];
         clusters = call.visible + at * call.width;
         const int32_t* start = call.clusters.start.at(head.keys.batch, head.keys.head);
         const int32_t* stop = call.clusters.stop.at(head.keys.batch, head.keys.head);
-        left.assign(call.width, 0);
+        sizes.resize(seen);
         total = 0;
-        for (int64_t slot = hidden; slot < call.width; slot++)
-            total += left[slot] = stop[clusters[slot]] - start[clusters[slot]];
+        for (int64_t slot = 0; slot < seen; slot++) total += sizes[slot] = stop[clusters[slot]] - start[clusters[slot]];
     }
 };
 
-// Which clusters each group of a batch searches, and the float32 products of its query with their keys.
+// Groups first … last of a chunk, which search together.
+struct Party {
+    int64_t chunk, first, last;
+
+    int64_t groups() const { return last - first; }
+};
+
+// The search parties of a sample.
+inline std::vector<Party> parties_of(const NearCall& call, int64_t b) {
+    std::vector<Party> found;
+    for (int64_t chunk = 0; chunk < call.chunks; chunk++) {
+        int64_t used = call.used[b * call.chunks + chunk];
+        for (int64_t first = 0; first < used; first += call.together[b])
+            found.push_back({chunk, first, std::min(used, first + call.together[b])});
+    }
+    return found;
+}
+
+// Which clusters each party of a batch searches, and the float32 products of its groups with their keys.
 struct Searches {
     struct Search {
-        int32_t group, slot, cluster, size;
-        int64_t at;  // of the scores of the cluster's keys
+        int32_t party, slot, cluster, size;
+        int64_t at;  // of the cluster's keys among those of the party
     };
     struct Span {
-        int64_t first, last;  // of a group's searches
-        int64_t begin, end;  // of its scores; up to a multiple of kLanes, those behind are −inf
+        int64_t first, last;  // of a party's searches
+        int64_t keys;  // that it searches
+        int64_t row, groups;  // its groups in the batch
+        int64_t begin;  // of its scores: a row of padded(keys) for each group, those behind the keys −inf
+
+        int64_t scores(int64_t group) const { return begin + group * padded(keys); }
     };
     std::vector<Search> all{};
-    std::vector<Span> groups{};
+    std::vector<Span> parties{};
     std::vector<float> scores{};
 
     void clear() {
         all.clear();
-        groups.clear();
+        parties.clear();
     }
-    int64_t room() const { return groups.empty() ? 0 : padded(groups.back().end); }
-    void add_group() {
+    int64_t room() const { return parties.empty() ? 0 : parties.back().scores(parties.back().groups); }
+    void add_party(int64_t groups) {
         auto first = static_cast<int64_t>(all.size());
-        groups.push_back({.first = first, .last = first, .begin = room(), .end = room()});
+        int64_t row = parties.empty() ? 0 : parties.back().row + parties.back().groups;
+        parties.push_back({.first = first, .last = first, .keys = 0, .row = row, .groups = groups, .begin = room()});
     }
-    // For the last group.
+    // For the last party.
     void add(int64_t slot, int32_t cluster, int32_t size) {
-        Span& mine = groups.back();
+        Span& mine = parties.back();
         all.push_back({
-            .group = static_cast<int32_t>(groups.size() - 1),
+            .party = static_cast<int32_t>(parties.size() - 1),
             .slot = static_cast<int32_t>(slot),
             .cluster = cluster,
             .size = size,
-            .at = mine.end,
+            .at = mine.keys,
         });
-        mine.end += size;
+        mine.keys += size;
         mine.last++;
     }
 };
 
-// Which of the clusters in view a group likes best.
+// Which of the clusters in view a party likes best. A group likes a cluster by the larger product with its mean or its
+// outlier, less the largest that the group has with any; and a party likes it as much as one of its groups.
 class Ranking {
 public:
-    Ranking(int64_t share, int64_t dim) : lanes_(padded(share)), panels_(lanes_ * dim) {}
-
-    // How much the groups of a chunk like the clusters that they see, in float32: (visible × groups).
-    void like(const NearHead& head, const View& view, const float* queries) {
-        int64_t share = head.call.share(), dim = head.call.k.dim, seen = head.call.width - view.hidden;
-        rows_.resize(std::max(share, 2 * seen));
-        for (int64_t each = 0; each < share; each++) rows_[each] = queries + each * dim;
-        transpose_to_panels(rows_.data(), share, dim, panels_);
+    // How much the groups of some parties of a chunk like the clusters that they see, in float32: (visible × groups).
+    void like(const NearHead& head, const View& view, const float* queries, int64_t groups) {
+        int64_t dim = head.call.k.dim, seen = view.seen;
+        lanes_ = padded(groups);
+        panels_.resize(lanes_ * dim);
+        rows_.resize(std::max(groups, 2 * seen));
+        for (int64_t each = 0; each < groups; each++) rows_[each] = queries + each * dim;
+        transpose_to_panels(rows_.data(), groups, dim, panels_.data());
         for (int64_t j = 0; j < 2 * seen; j++)
-            rows_[j] = head.faces.rough.data() + (head.face(view.clusters[view.hidden + j / 2]) * 2 + j % 2) * dim;
+            rows_[j] = head.faces.rough.data() + (head.face(view.clusters[j / 2]) * 2 + j % 2) * dim;
         likes_.resize(2 * seen * lanes_);
-        multiply(2 * seen, share, dim, Scattered{rows_.data()}, panels_, dim, likes_.data(), lanes_);
+        multiply(2 * seen, groups, dim, Scattered{rows_.data()}, panels_.data(), dim, likes_.data(), lanes_);
+        best_.assign(lanes_, -INFINITY);
         for (int64_t j = 0; j < seen; j++) {
             const float *mean = likes_.data() + 2 * j * lanes_, *outlier = mean + lanes_;
-            for (int64_t lane = 0; lane < lanes_; lane += kLanes)
-                store(likes_.data() + j * lanes_ + lane, max(load(mean + lane), load(outlier + lane)));
+            bool empty = !view.sizes[j];
+            for (int64_t lane = 0; lane < lanes_; lane += kLanes) {
+                Vec each = max(load(mean + lane), load(outlier + lane));
+                store(likes_.data() + j * lanes_ + lane, each);
+                if (!empty) store(best_.data() + lane, max(each, load(best_.data() + lane)));
+            }
         }
     }
 
-    // Rank the clusters of group `lane` of the chunk until the best hold `reach` keys; returns how many those are.
-    int64_t rank(NearHead& head, const View& view, const double* query, int64_t lane) {
+    // Rank the clusters of the party of groups `lane` … until the best hold `reach` keys; returns how many those are.
+    int64_t rank(NearHead& head, const View& view, const double* queries, int64_t lane, int64_t groups) {
         ranked_.clear();
-        for (int64_t slot = view.hidden; slot < head.call.width; slot++)
-            if (view.left[slot]) ranked_.emplace_back(likes_[(slot - view.hidden) * lanes_ + lane], slot);
-        auto [count, sure] = best(view, head.call.reach, head.slack(query));
-        if (sure) return count;
-        for (auto& [likes, slot] : ranked_) {
-            int64_t face = head.face(view.clusters[slot]);  // of a cluster with members: those without are not ranked
-            const double* mean = head.faces.means.data() + face * head.call.k.dim;
-            likes =
-                comparable(std::max(dot(query, mean, head.call.k.dim), head.product(query, head.faces.outliers[face])));
+        float slack = 0;
+        for (int64_t g = 0; g < groups; g++) slack = std::max(slack, 2 * head.slack(queries + g * head.call.k.dim));
+        for (int64_t slot = 0; slot < view.seen; slot++) {
+            if (!view.sizes[slot]) continue;
+            float top = -INFINITY;
+            for (int64_t g = lane; g < lane + groups; g++) top = std::max(top, likes_[slot * lanes_ + g] - best_[g]);
+            ranked_.emplace_back(top, slot);
         }
+        auto [count, sure] = best(view, head.call.reach, slack);
+        if (sure) return count;
+        judge(head, view, queries, groups);
         return best(view, head.call.reach, 0).first;
     }
 
@@ -166,6 +195,25 @@ public:
     int64_t slot(int64_t i) const { return ranked_[ranked_.size() - 1 - i].second; }
 
 private:
+    // In float64.
+    void judge(NearHead& head, const View& view, const double* queries, int64_t groups) {
+        int64_t dim = head.call.k.dim;
+        std::vector<double> likes(ranked_.size());
+        for (auto& each : ranked_) each.first = -INFINITY;
+        for (int64_t g = 0; g < groups; g++) {
+            const double* query = queries + g * dim;
+            double top = -INFINITY;
+            for (size_t i = 0; i < ranked_.size(); i++) {
+                int64_t face = head.face(view.clusters[ranked_[i].second]);
+                const double* mean = head.faces.means.data() + face * dim;
+                likes[i] = std::max(dot(query, mean, dim), head.product(query, head.faces.outliers[face]));
+                top = std::max(top, likes[i]);
+            }
+            for (size_t i = 0; i < ranked_.size(); i++)
+                ranked_[i].first = std::max(ranked_[i].first, comparable(likes[i] - top));
+        }
+    }
+
     // How many of the best clusters hold `reach` keys, and whether float32 leaves no doubt. They come last, best last.
     std::pair<int64_t, bool> best(const View& view, int64_t reach, float slack) {
         auto worse = [](const Scored& x, const Scored& y) {
@@ -173,21 +221,20 @@ private:
         };
         std::make_heap(ranked_.begin(), ranked_.end(), worse);
         auto last = ranked_.end();
-        for (int64_t held = 0; last != ranked_.begin() && held < reach; held += view.left[last->second])
+        for (int64_t held = 0; last != ranked_.begin() && held < reach; held += view.sizes[last->second])
             std::pop_heap(ranked_.begin(), last--, worse);
         bool sure = last == ranked_.begin() || ranked_.front().first < last->first - slack;
         if (ranked_.end() - last > 1) sure = sure && (last + 1)->first > last->first + slack;
         return {ranked_.end() - last, sure && std::isfinite(slack)};
     }
 
-    int64_t lanes_;
-    Buffer panels_;
-    std::vector<float> likes_;
+    int64_t lanes_ = 0;
+    std::vector<float> panels_, likes_, best_;
     std::vector<const float*> rows_;
     std::vector<Scored> ranked_;
 };
 
-// The float32 products of every group with the keys that it searches: a cluster is read once for all of them.
+// The float32 products of every group with the keys that its party searches: a cluster is read once for all of them.
 class Products {
 public:
     explicit Products(int64_t dim)
@@ -195,8 +242,10 @@ public:
           wide_(kKeyBlock * dim),
           block_(kRowBlock * kKeyBlock),
           keys_(kKeyBlock),
-          queries_(kRowBlock) {}
+          queries_(kRowBlock),
+          scores_(kRowBlock) {}
 
+    // `queries`: those of all groups of the batch.
     void score(const NearHead& head, const float* queries, Searches& searches) {
         searches.scores.resize(searches.room());
         int64_t clusters = head.call.clusters.count();
@@ -208,72 +257,99 @@ public:
         for (int64_t c = 0; c < clusters; c++)
             if (starts[c] < starts[c + 1])
                 multiply_cluster(head, queries, order.data() + starts[c], starts[c + 1] - starts[c], searches);
-        for (const auto& group : searches.groups)
-            std::fill(searches.scores.begin() + group.end, searches.scores.begin() + padded(group.end), -INFINITY);
+        for (const auto& party : searches.parties)
+            for (int64_t g = 0; g < party.groups; g++)
+                std::fill(searches.scores.begin() + party.scores(g) + party.keys,
+                          searches.scores.begin() + party.scores(g + 1), -INFINITY);
     }
 
 private:
-    // One cluster with the groups of the searches which[0 … count).
+    // One cluster with the parties of the searches which[0 … count).
     void multiply_cluster(const NearHead& head, const float* queries, const int32_t* which, int64_t count,
                           Searches& searches) {
         int64_t size = searches.all[which[0]].size, dim = head.call.k.dim;
         const int32_t* keys = head.members(searches.all[which[0]].cluster);
         for (int64_t at = 0; at < size; at += kKeyBlock) {
-            int64_t here = std::min(kKeyBlock, size - at);
-            for (int64_t j = 0; j < here; j++)
+            breathe();
+            here_ = std::min(kKeyBlock, size - at);
+            for (int64_t j = 0; j < here_; j++)
                 keys_[j] = fetch(head.call.k, head.keys.batch, head.keys.head, keys[at + j], wide_ + j * dim);
-            transpose_to_panels(keys_.data(), here, dim, panels_);
-            for (int64_t first = 0; first < count; first += kRowBlock) {
-                breathe();
-                int64_t some = std::min(kRowBlock, count - first);
-                for (int64_t i = 0; i < some; i++) queries_[i] = queries + searches.all[which[first + i]].group * dim;
-                multiply(some, here, dim, Scattered{queries_.data()}, panels_, dim, block_, kKeyBlock);
-                for (int64_t i = 0; i < some; i++)
-                    std::copy_n(block_ + i * kKeyBlock, here,
-                                searches.scores.data() + searches.all[which[first + i]].at + at);
+            transpose_to_panels(keys_.data(), here_, dim, panels_);
+            rows_ = 0;
+            for (int64_t i = 0; i < count; i++) {
+                const auto& search = searches.all[which[i]];
+                const auto& party = searches.parties[search.party];
+                for (int64_t g = 0; g < party.groups; g++) {
+                    queries_[rows_] = queries + (party.row + g) * dim;
+                    scores_[rows_] = searches.scores.data() + party.scores(g) + search.at + at;
+                    if (++rows_ == kRowBlock) flush(dim);
+                }
             }
+            flush(dim);
         }
+    }
+
+    void flush(int64_t dim) {
+        multiply(rows_, here_, dim, Scattered{queries_.data()}, panels_, dim, block_, kKeyBlock);
+        for (int64_t i = 0; i < rows_; i++) std::copy_n(block_ + i * kKeyBlock, here_, scores_[i]);
+        rows_ = 0;
     }
 
     Buffer panels_, wide_, block_;
     std::vector<const float*> keys_, queries_;
+    std::vector<float*> scores_;
+    int64_t rows_ = 0, here_ = 0;
 };
 
-// The best of the keys that a group searches.
-class Picker {
+// Keys that a party searches, each with the slot of its cluster.
+struct Keys {
+    std::vector<int32_t> keys{}, slots{};
+
+    int64_t size() const { return static_cast<int64_t>(keys.size()); }
+    void clear() {
+        keys.clear();
+        slots.clear();
+    }
+    void add(const int32_t* some, int64_t count, int32_t slot) {
+        keys.insert(keys.end(), some, some + count);
+        slots.insert(slots.end(), count, slot);
+    }
+};
+
+// The best of some keys by their products with a query: in float32, and again in float64 where that is too close.
+class Chooser {
 public:
-    // The `wanted` best of group g's keys; the view has them no longer left.
-    void pick(NearHead& head, const Searches& searches, int64_t g, const double* query, int64_t wanted, View& view,
-              int32_t* picks) {
-        list(head, searches, g);
-        divide(searches.scores.data() + searches.groups[g].begin, wanted, head.slack(query));
-        int64_t taken = 0;
-        auto take = [&](int64_t j) {
-            picks[taken++] = keys_[j];
-            view.left[slots_[j]]--;
-        };
-        for (int64_t at : sure_) take(at);
-        int64_t rest = std::min<int64_t>(wanted - taken, close_.size());
-        if (static_cast<int64_t>(close_.size()) > rest) judge(head, query, rest);
-        for (int64_t i = 0; i < rest; i++) take(close_[i].second);
+    // Which `wanted` of these are best. `scores`: float32 products, with −inf up to a multiple of kLanes.
+    const std::vector<int32_t>& choose(NearHead& head, const Keys& from, const float* scores, const double* query,
+                                       int64_t wanted) {
+        auto n = from.size();
+        if (wanted >= n) {
+            sure_.resize(n);
+            for (int64_t j = 0; j < n; j++) sure_[j] = static_cast<int32_t>(j);
+            return sure_;
+        }
+        divide(scores, n, wanted, head.slack(query));
+        int64_t rest = wanted - static_cast<int64_t>(sure_.size());
+        if (static_cast<int64_t>(close_.size()) > rest) judge(head, from, query, rest);
+        for (int64_t i = 0; i < rest; i++) sure_.push_back(static_cast<int32_t>(close_[i].second));
+        return sure_;
+    }
+
+    // Forget the groups before: what they were must not matter for the order of what is chosen.
+    void restart() {
+        hint_ = 0;
+        step_ = 1;
     }
 
 private:
-    void list(const NearHead& head, const Searches& searches, int64_t g) {
-        keys_.clear();
-        slots_.clear();
-        for (int64_t i = searches.groups[g].first; i < searches.groups[g].last; i++) {
-            const auto& search = searches.all[i];
-            const int32_t* keys = head.members(search.cluster);
-            keys_.insert(keys_.end(), keys, keys + search.size);
-            slots_.insert(slots_.end(), search.size, search.slot);
-        }
-    }
-
     // Those that are surely among the `wanted` best, and those that float32 cannot tell from the last of them.
-    void divide(const float* scores, int64_t wanted, float slack) {
-        auto n = static_cast<int64_t>(keys_.size()), stride = padded(n);
-        float last = std::isfinite(slack) ? nth_largest(scores, stride, wanted) : NAN;
+    void divide(const float* scores, int64_t n, int64_t wanted, float slack) {
+        int64_t stride = padded(n);
+        float last = std::isfinite(slack) ? limit_of(scores, stride, wanted, hint_, step_) : NAN;
+        if (std::isfinite(last)) {
+            step_ = std::max(std::fabs(last - hint_), slack);
+            hint_ = last;
+        }
         close_.clear();
         sure_.clear();
         if (std::isfinite(last))
@@ -281,7 +357,7 @@ private:
                 for (uint32_t high = at_least(load(scores + j), last - slack); high; high &= high - 1) {
                     int64_t at = j + std::countr_zero(high);
                     if (scores[at] > last + slack)
-                        sure_.push_back(at);
+                        sure_.push_back(static_cast<int32_t>(at));
                     else
                         close_.emplace_back(0.0f, at);
                 }
@@ -294,116 +370,159 @@ private:
     }
 
     // Bring the `rest` best of the close ones to the front.
-    void judge(NearHead& head, const double* query, int64_t rest) {
-        for (auto& [score, j] : close_) score = comparable(head.product(query, keys_[j]));
+    void judge(NearHead& head, const Keys& from, const double* query, int64_t rest) {
+        for (auto& [score, j] : close_) score = comparable(head.product(query, from.keys[j]));
         auto better = [&](const Scored& x, const Scored& y) {
-            return x.first > y.first || (x.first == y.first && keys_[x.second] < keys_[y.second]);
+            return x.first > y.first || (x.first == y.first && from.keys[x.second] < from.keys[y.second]);
         };
         std::nth_element(close_.begin(), close_.begin() + rest, close_.end(), better);
     }
 
-    std::vector<int32_t> keys_, slots_;  // of everything that the group searches
-    std::vector<int64_t> sure_;
+    std::vector<int32_t> sure_;
     std::vector<Scored> close_;
+    float hint_ = 0, step_ = 1;  // the limit of the group before, which is a similar one, and how far it moved
 };
 
-// What groups meet, (batch, heads, groups, width + near): the virtual rows of the clusters that they see, then keys.
-struct Meetings {
-    int32_t* rows;
-    float* bias;
-};
-
-// A batch of groups of one head. They say which clusters they search; then each cluster is multiplied with all groups
+// Some search parties of one head. They say which clusters they search; then each cluster is multiplied with all groups
 // that search it; then each group picks.
 class NearWorker {
 public:
-    NearWorker(const NearCall& call, const double* queries, const Faces& faces, const float* logs, Meetings met)
+    NearWorker(const NearCall& call, const double* queries, const Faces& faces, const Picks& picks)
         : call_(call),
           queries_(queries),
-          logs_(logs),
-          met_(met),
+          picks_(picks),
           head_{.call = call, .faces = faces, .keys = {.rows = call.k}},
-          ranking_(call.share(), call.k.dim),
           products_(call.k.dim) {}
 
-    void batch(int64_t b, int64_t h, int64_t first, int64_t count) {
+    static constexpr int64_t kParties = 4;  // at a time, so that their scores stay in the cache
+
+    void batch(int64_t b, int64_t h, const Party* parties, int64_t count) {
         head_.keys.batch = b;
         head_.keys.head = h / (call_.heads / call_.k.heads);
-        int64_t at = (b * call_.heads + h) * call_.groups + first, dim = call_.k.dim, share = call_.share();
-        const double* queries = queries_ + at * dim;
-        rough_.assign(queries, queries + count * dim);
-        searches_.clear();
-        for (int64_t g = 0; g < count; g += share) {
+        first_group_ = (b * call_.heads + h) * call_.groups;
+        chooser_.restart();
+        if (call_.near) search(parties, count);
+        for (int64_t p = 0; p < count; p++) {
             breathe();
-            view_.look(head_, (first + g) / share);
-            bool all = view_.total <= call_.reach;
-            if (call_.near && !all) ranking_.like(head_, view_, rough_.data() + g * dim);
-            for (int64_t lane = 0; lane < share; lane++) choose(queries + (g + lane) * dim, lane, all);
-        }
-        products_.score(head_, rough_.data(), searches_);
-        for (int64_t g = 0; g < count; g++) {
-            breathe();
-            view_.look(head_, (first + g) / share);
-            meet(g, queries + g * dim, at + g);
+            view_.look(head_, parties[p].chunk);
+            keys_.clear();
+            if (call_.near) list(searches_.parties[p]);
+            for (int64_t g = 0; g < parties[p].groups(); g++) meet(parties[p], p, g);
         }
     }
 
 private:
-    // The best clusters of a group, until they hold `reach` keys, or all that it sees.
-    void choose(const double* query, int64_t lane, bool all) {
-        searches_.add_group();
-        if (!call_.near) return;
-        auto add = [&](int64_t slot) { searches_.add(slot, view_.clusters[slot], view_.left[slot]); };
+    int64_t group_at(const Party& party, int64_t g) const {
+        return first_group_ + party.chunk * call_.share() + party.first + g;
+    }
+    const double* query_of(const Party& party, int64_t g) const { return queries_ + group_at(party, g) * call_.k.dim; }
+
+    void search(const Party* parties, int64_t count) {
+        int64_t dim = call_.k.dim;
+        rough_.clear();
+        for (int64_t p = 0; p < count; p++)
+            rough_.insert(rough_.end(), query_of(parties[p], 0), query_of(parties[p], parties[p].groups()));
+        searches_.clear();
+        for (int64_t p = 0, same, row = 0; p < count; p += same) {
+            breathe();
+            int64_t groups = 0;
+            for (same = 0; p + same < count && parties[p + same].chunk == parties[p].chunk; same++)
+                groups += parties[p + same].groups();
+            view_.look(head_, parties[p].chunk);
+            bool all = view_.total <= call_.reach;
+            if (!all) ranking_.like(head_, view_, rough_.data() + row * dim, groups);
+            for (int64_t each = p, lane = 0; each < p + same; lane += parties[each++].groups())
+                choose(parties[each], lane, all);
+            row += groups;
+        }
+        products_.score(head_, rough_.data(), searches_);
+    }
+
+    // The best clusters of a party, until they hold `reach` keys, or all that it sees.
+    void choose(const Party& party, int64_t lane, bool all) {
+        searches_.add_party(party.groups());
+        auto add = [&](int64_t slot) { searches_.add(slot, view_.clusters[slot], view_.sizes[slot]); };
         if (all) {
-            for (int64_t slot = view_.hidden; slot < call_.width; slot++)
-                if (view_.left[slot]) add(slot);
+            for (int64_t slot = 0; slot < view_.seen; slot++)
+                if (view_.sizes[slot]) add(slot);
             return;
         }
-        int64_t best = ranking_.rank(head_, view_, query, lane);
+        int64_t best = ranking_.rank(head_, view_, query_of(party, 0), lane, party.groups());
         for (int64_t i = 0; i < best; i++) add(ranking_.slot(i));
     }
 
-    void meet(int64_t g, const double* query, int64_t at) {
-        int64_t width = call_.width;
-        int32_t* rows = met_.rows + at * (width + call_.near);
-        float* bias = met_.bias + at * (width + call_.near);
-        std::fill_n(rows + width, call_.near, 0);
-        std::fill_n(bias + width, call_.near, 0.0f);
-        int64_t wanted = std::min(call_.near, view_.total);
-        if (wanted) picker_.pick(head_, searches_, g, query, wanted, view_, rows + width);
-        for (int64_t slot = 0; slot < width; slot++) {
-            rows[slot] = static_cast<int32_t>(call_.k.rows) + (slot < view_.hidden ? 0 : view_.clusters[slot]);
-            bias[slot] = logs_[view_.left[slot]];
+    // The keys that a party searches.
+    void list(const Searches::Span& span) {
+        for (int64_t i = span.first; i < span.last; i++) {
+            const auto& search = searches_.all[i];
+            keys_.add(head_.members(search.cluster), search.size, search.slot);
         }
+    }
+
+    void meet(const Party& party, int64_t p, int64_t g) {
+        static const std::vector<int32_t> nobody;
+        const float* scores = call_.near ? searches_.scores.data() + searches_.parties[p].scores(g) : nullptr;
+        write(scores ? chooser_.choose(head_, keys_, scores, query_of(party, g), call_.near) : nobody,
+              group_at(party, g));
+    }
+
+    void write(const std::vector<int32_t>& chosen, int64_t group) {
+        int32_t* keys = picks_.keys + group * call_.near;
+        for (size_t i = 0; i < chosen.size(); i++) keys[i] = keys_.keys[chosen[i]];
+        if (picks_.wide)
+            count(chosen, picks_.wide + group * call_.room);
+        else
+            count(chosen, picks_.narrow + group * call_.room);
+    }
+
+    template <class T>
+    void count(const std::vector<int32_t>& chosen, T* left) const {
+        for (int64_t slot = 0; slot < view_.seen; slot++) left[slot] = static_cast<T>(view_.sizes[slot]);
+        std::fill(left + view_.seen, left + call_.room, T{1});
+        for (int32_t j : chosen) left[keys_.slots[j]]--;
     }
 
     const NearCall& call_;
     const double* queries_;  // (batch, heads, groups, dim)
-    const float* logs_;  // of 0, 1, 2 …
-    Meetings met_;
+    Picks picks_;
+    int64_t first_group_ = 0;  // of the head
     std::vector<float> rough_;  // the batch's queries
     NearHead head_;
     View view_;
     Ranking ranking_;
     Searches searches_;
     Products products_;
-    Picker picker_;
+    Chooser chooser_;
+    Keys keys_;
 };
 
-// What each group meets: the virtual rows of the clusters that it sees, and its near keys; and their biases.
-inline void near_keys(const NearCall& call, const double* queries, int32_t* met, float* bias) {
-    if (!call.chunks || !call.groups) return;
+// The near keys of each group, and how many keys it leaves of each cluster that it sees.
+inline void near_keys(const NearCall& call, const double* queries, const Picks& picks) {
+    int64_t heads = call.k.batch * call.heads, left = call.groups * call.room;
+    parallel_for(heads, call.threads, [&](int64_t bh, int) {
+        std::fill_n(picks.keys + bh * call.groups * call.near, call.groups * call.near, 0);
+        if (picks.wide)
+            std::fill_n(picks.wide + bh * left, left, 0);
+        else
+            std::fill_n(picks.narrow + bh * left, left, int16_t{0});
+    });
+    if (!call.groups) return;
     Faces faces(call);
-    std::vector<float> logs(call.k.rows + 1);
-    for (size_t n = 0; n < logs.size(); n++) logs[n] = static_cast<float>(std::log(double(n)));
-    int64_t share = call.share(), batch = std::max<int64_t>(1, 512 / share) * share;
+    std::vector<std::vector<Party>> parties;
+    int64_t batches = 0;
+    for (int64_t b = 0; b < call.k.batch; b++) {
+        parties.push_back(parties_of(call, b));
+        batches = std::max(batches,
+                           (static_cast<int64_t>(parties[b].size()) + NearWorker::kParties - 1) / NearWorker::kParties);
+    }
     std::vector<std::unique_ptr<NearWorker>> workers(std::max(1, call.threads));
-    int64_t batches = (call.groups + batch - 1) / batch;
-    parallel_for(call.k.batch * call.heads * batches, call.threads, [&](int64_t task, int who) {
-        Meetings meetings{.rows = met, .bias = bias};
-        if (!workers[who]) workers[who] = std::make_unique<NearWorker>(call, queries, faces, logs.data(), meetings);
-        int64_t bh = task / batches, first = task % batches * batch;
-        workers[who]->batch(bh / call.heads, bh % call.heads, first, std::min(batch, call.groups - first));
+    parallel_for(heads * batches, call.threads, [&](int64_t task, int who) {
+        int64_t bh = task / batches, first = task % batches * NearWorker::kParties;
+        const auto& mine = parties[bh / call.heads];
+        int64_t count = std::min(NearWorker::kParties, static_cast<int64_t>(mine.size()) - first);
+        if (count <= 0) return;
+        if (!workers[who]) workers[who] = std::make_unique<NearWorker>(call, queries, faces, picks);
+        workers[who]->batch(bh / call.heads, bh % call.heads, mine.data() + first, count);
     });
 }
 

@@ -39,16 +39,33 @@ struct HammingCall {
 };
 
 // Part p of sample b holds the rows order[b, start[b, p] … stop[b, p]); parts have no row in common.
+struct Parts {
+    int64_t slots, count;
+    const int32_t *order, *start, *stop;
+
+    int64_t first(int64_t b, int64_t part) const { return start[b * count + part]; }
+    int64_t size(int64_t b, int64_t part) const { return stop[b * count + part] - first(b, part); }
+    const int32_t* rows(int64_t b, int64_t part) const { return order + b * slots + first(b, part); }
+};
+
 struct KmeansCall {
     Rows x;
-    int64_t slots, parts, clusters, iterations;
+    Parts parts;
+    int64_t clusters, iterations;
     int64_t sample;  // train on at most so many rows a cluster; 0 is no limit
-    const int32_t *order, *start, *stop;
     const int64_t* counts;  // (batch, parts): clusters of a part; null for all
     const double* given;  // (batch, heads, parts, clusters, dim): to start from; or null
     bool unit;  // rows and centroids count by their direction
     bool per_head;  // each head draws for itself
     Draws draws;
+    int threads;
+};
+
+struct HalveCall {
+    Rows x;
+    Parts parts;
+    const int64_t* leaves;  // (batch, parts)
+    const int64_t* together;  // (batch): leaves that are split from each other last
     int threads;
 };
 
@@ -68,14 +85,25 @@ struct TopCall {
     int threads;
 };
 
+// Groups of queries, equally many to each chunk of which the first `used` (batch, chunks) exist. `together` (batch) of
+// them, from the first of a chunk on, search the same clusters, until those hold `reach` keys, and each picks `near`.
 struct NearCall {
     Rows k;
-    int64_t heads, groups, chunks, width, near, reach;
+    int64_t heads, groups, chunks, width, near, reach, room;
     Segments clusters;
-    const int32_t *visible, *seen;  // (batch, chunks, width): the last `seen` (batch, chunks) of them
+    const int32_t *visible, *seen;  // (batch, chunks, width): the first `seen` (batch, chunks) of them
+    const int64_t *used, *together;
     int threads;
 
     int64_t share() const { return groups / chunks; }  // the groups of a chunk
+};
+
+// What groups meet: keys (batch, heads, groups · near), and how many keys are left (batch, heads, groups, room) of each
+// cluster that the group sees, as int16 or int32; 1 behind those.
+struct Picks {
+    int32_t* keys;
+    int16_t* narrow;
+    int32_t* wide;
 };
 
 struct PlanningKernels {
@@ -84,10 +112,11 @@ struct PlanningKernels {
     void (*smyrf_orders)(const HashCall&, int32_t*, int32_t*);
     void (*cross_polytope)(const PolytopeCall&, int64_t*);
     void (*kmeans)(const KmeansCall&, int64_t*, double*);
+    void (*halve)(const HalveCall&, int32_t*);
     void (*hamming_kmeans)(const HammingCall&, int64_t*);
     void (*cluster_means)(const MeansCall&, const int64_t*, double*);
     void (*top_keys)(const TopCall&, const double*, int64_t*);
-    void (*near_keys)(const NearCall&, const double*, int32_t*, float*);
+    void (*near_keys)(const NearCall&, const double*, const Picks&);
 };
 
 }  // namespace coterie

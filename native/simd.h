@@ -52,6 +52,27 @@ inline Vec where_met(Vec x, Vec a) {
 inline uint32_t at_least(Vec a, float limit) { return _mm512_cmp_ps_mask(a.x, _mm512_set1_ps(limit), _CMP_GE_OQ); }
 inline Vec abs(Vec a) { return {_mm512_abs_ps(a.x)}; }
 
+// How many vectors `sum_each` takes: their sums of lanes become consecutive floats.
+constexpr int kSums = 16;
+inline void sum_each(const Vec* a, float scale, float* to) {
+    __m512 pairs[8], fours[4];
+    for (int i = 0; i < 8; i++)
+        pairs[i] = _mm512_add_ps(_mm512_unpacklo_ps(a[2 * i].x, a[2 * i + 1].x),
+                                 _mm512_unpackhi_ps(a[2 * i].x, a[2 * i + 1].x));
+    for (int i = 0; i < 4; i++) {
+        __m512d even = _mm512_castps_pd(pairs[2 * i]), odd = _mm512_castps_pd(pairs[2 * i + 1]);
+        fours[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(even, odd)),
+                                 _mm512_castpd_ps(_mm512_unpackhi_pd(even, odd)));
+    }
+    // Each quarter of fours[i] now holds parts of the sums of a[4i … 4i+3].
+    auto halves = [](__m512 x, __m512 y) {
+        return _mm512_add_ps(_mm512_shuffle_f32x4(x, y, 0x44), _mm512_shuffle_f32x4(x, y, 0xEE));
+    };
+    __m512 low = halves(fours[0], fours[1]), high = halves(fours[2], fours[3]);
+    __m512 sums = _mm512_add_ps(_mm512_shuffle_f32x4(low, high, 0x88), _mm512_shuffle_f32x4(low, high, 0xDD));
+    _mm512_storeu_ps(to, _mm512_mul_ps(sums, _mm512_set1_ps(scale)));
+}
+
 #elif defined(__AVX2__)
 
 struct Vec {
@@ -94,6 +115,15 @@ inline uint32_t at_least(Vec a, float limit) {
 inline Vec abs(Vec a) {
     __m256 sign = _mm256_set1_ps(-0.0f);
     return {_mm256_andnot_ps(sign, a.lo), _mm256_andnot_ps(sign, a.hi)};
+}
+
+constexpr int kSums = 4;
+inline void sum_each(const Vec* a, float scale, float* to) {
+    __m256 eights[kSums];
+    for (int i = 0; i < kSums; i++) eights[i] = _mm256_add_ps(a[i].lo, a[i].hi);
+    __m256 halves = _mm256_hadd_ps(_mm256_hadd_ps(eights[0], eights[1]), _mm256_hadd_ps(eights[2], eights[3]));
+    __m128 sums = _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1));
+    _mm_storeu_ps(to, _mm_mul_ps(sums, _mm_set1_ps(scale)));
 }
 
 #else
@@ -150,6 +180,13 @@ inline float highest(Vec a) {
         for (int i = 0; i < step; i++) x[i] = x[i] > x[i + step] ? x[i] : x[i + step];
     return x[0];
 }
+
+#if !defined(__AVX2__) && !defined(__AVX512F__)
+constexpr int kSums = 4;
+inline void sum_each(const Vec* a, float scale, float* to) {
+    for (int i = 0; i < kSums; i++) to[i] = sum(a[i]) * scale;
+}
+#endif
 
 // e^x to about one unit in the last place: x = n·ln 2 + r with |r| ≤ ln 2 / 2, and a polynomial in r. NaN stays NaN.
 inline Vec exp(Vec x) {

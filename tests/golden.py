@@ -135,6 +135,9 @@ def _said(plan: coterie.Plan) -> Iterator[Tensor | bytes]:
             yield torch.where(met, each.bias, -1)
         if each.skip is not None:
             yield torch.where(used[..., None], each.skip, -1)
+        if each.counts is not None:
+            inside = torch.arange(each.counts.shape[-1]) < each.key_sizes[..., None]
+            yield torch.where(inside, each.counts, -1)
         yield repr(each.window).encode()
     for means in (plan.query_means, plan.key_means):
         if means is not None:

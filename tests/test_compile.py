@@ -383,7 +383,9 @@ def ops():
     order = torch.arange(20, dtype=torch.int32).expand(1, 2, 20)
     start, stop = torch.zeros(1, 2, 1, dtype=torch.int32), torch.full((1, 2, 1), 7, dtype=torch.int32)
     nothing: list[torch.Tensor] = []
-    lists = (rounds, nothing, nothing, nothing, [order, start, stop, stop], [0] * 10)
+    counts = torch.full((1, 2, plan.rounds[0].groups, 4), 2, dtype=torch.int16)
+    layout = [0] * 6 + [0, 0, 1, 0, 0, 0]
+    lists = (rounds, nothing, nothing, [counts], nothing, [order, start, stop, stop], layout)
     yield (
         native.attend_op,
         (q, k, v, mask, *lists, plan.offset, plan.self_keys, None, None, None, True, False, 0.3, 0.0),
@@ -403,7 +405,8 @@ def ops():
         torch.tensor([[[7, 20]] * 2], dtype=torch.int32),
     ]
     visible = torch.tensor([[[0, 1]] * 5], dtype=torch.int32), torch.full((1, 5), 2, dtype=torch.int32)
-    yield planning.near_keys_op, (plain[0].double(), plain[1], clusters, *visible, 4, 9)
+    parties = torch.full((1, visible[1].shape[1]), 2), torch.tensor([2])
+    yield planning.near_keys_op, (plain[0].double(), plain[1], clusters, *visible, *parties, 4, 9, False, 6)
     yield planning.order_by_op, (torch.randn(2, 9), torch.ones(2, 9, dtype=torch.bool))
     yield planning.cluster_means_op, (plain[0], real, torch.zeros(1, 2, 20, dtype=torch.int64), 3)
 

@@ -1,9 +1,11 @@
 """What the native engine promises beyond the reference: the same plans, the same bits, compiled graphs, safety."""
 
+import math
 import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -153,6 +155,71 @@ torch.save((compiled.instruction_set(), found), {str(tmp_path / "found.pt")!r})
             close(a, b)
 
 
+# --- small groups ----------------------------------------------------------------------------------------------------
+
+
+def small_groups(size, keys, heads=4, length=97):
+    """Groups of so many queries, each with keys of its own from all over the head; the last group is smaller."""
+    generator = torch.Generator().manual_seed(size)
+    groups = -(-length // size)
+    order = torch.stack([torch.randperm(length, generator=generator) for _ in range(heads)])[None].int()
+    offsets = (torch.arange(groups + 1) * size).clamp(max=length).int().expand(1, heads, -1)
+    met = torch.randint(0, length, (1, heads, groups * keys), generator=generator).int()
+    start = (torch.arange(groups) * keys).int().expand(1, heads, -1)
+    each = coterie.Round(order, offsets, met, start, start + keys)
+    return coterie.Plan(length, length, 2, (each,), torch.zeros(1, dtype=torch.int32)).validate()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 16, 17])
+@pytest.mark.parametrize(("dim", "value_dim", "keys"), [(64, 64, 176), (32, 80, 13), (16, 128, 300), (24, 16, 40)])
+def test_small_groups_equal_the_reference(size, dim, value_dim, keys):
+    """Few queries meet their keys where those lie. With and without dropout, masks and wild values."""
+    plan = small_groups(size, keys)
+    q, k, v = tensors(1, 4, 97, dim=dim, value_dim=value_dim, key_heads=2, dtype=torch.float32)
+    wild = v.clone()
+    wild[0, 1, 5, :3] = torch.tensor([math.inf, -math.inf, math.nan])
+    hidden = torch.ones(1, 97, dtype=torch.bool)
+    hidden[0, ::3] = False
+    for values, settings in (
+        (v, {}),
+        (v, {"dropout_p": 0.3}),
+        (v, {"key_mask": hidden, "duplicates": "once"}),
+        (wild, {}),
+    ):
+        found = []
+        for backend in ("native", "reference"):
+            torch.manual_seed(3)
+            found.append(coterie.grouped_attention(q, k, values, plan, backend=backend, **settings))
+        for ours, theirs in zip(*found, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=2e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("size", [1, 3, 4])
+def test_small_groups_of_short_floats_are_widened_exactly(size, dtype):
+    plan = small_groups(size, 40)
+    q, k, v = tensors(1, 4, 97, dim=48, value_dim=32, key_heads=2, dtype=dtype)
+    out = coterie.grouped_attention(q, k, v, plan).out
+    assert torch.equal(out, coterie.grouped_attention(q.float(), k.float(), v.float(), plan).out.to(dtype))
+
+
+def test_small_groups_give_the_same_bits_for_any_number_of_threads():
+    """Few heads share out the groups of a round: those that share a range stay together, whoever takes them."""
+    plan = small_groups(2, 30, heads=2, length=300)
+    each = plan.rounds[0]
+    shared = torch.arange(150) // 7 * 30
+    each = replace(each, key_start=shared.int().expand(1, 2, -1), key_stop=(shared + 30).int().expand(1, 2, -1))
+    q, k, v = tensors(1, 2, 300, dim=16, dtype=torch.float32)
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3, 5):
+            torch.set_num_threads(threads)
+            found.append(coterie.grouped_attention(q, k, v, replace(plan, rounds=(each,))).out)
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(found[0], other) for other in found[1:])
+
+
 # --- processes and threads -------------------------------------------------------------------------------------------
 
 
@@ -201,8 +268,9 @@ def raw_call(query_means=(), key_means=(), tensors=None, **changes):
     parts = SMALL_ROUND | {name: index(values) for name, values in changes.items()}
     q, k = torch.zeros(1, 1, 4, 8), torch.zeros(1, 1, 5, 8)
     given = {"k": k, "v": k, "offset": torch.zeros(1, dtype=torch.int32)} | (tensors or {})
-    bias, skip = ([given[name]] if name in given else [] for name in ("bias", "skip"))
-    lists = (list(parts.values()), bias, skip, list(query_means), list(key_means), [len(bias), len(skip), 0, 0, 0])
+    extras = [[given[name]] if name in given else [] for name in ("bias", "skip", "counts")]
+    layout = [len(extra) for extra in extras] + [0, 0, 0]
+    lists = (list(parts.values()), *extras, list(query_means), list(key_means), layout)
     others = (given.get(name) for name in ("offset", "self_keys", "key_mask", "query_mask"))
     return native.attend_op(q, given["k"], given["v"], given.get("mask"), *lists, *others, None, False, False, 1.0, 0.0)
 
@@ -285,6 +353,13 @@ def test_ops_refuse_shapes_that_do_not_fit_together():
         ("query_mask", torch.ones(2, 4, dtype=torch.bool), r"query_mask: expected shape \(1, 4\)"),
         ("bias", torch.zeros(1, 1, 2), r"bias: expected shape \(1, 1, 3\)"),
         ("skip", torch.zeros(1, 1, 3, 1, dtype=torch.int32), r"skip: expected shape \(1, 1, 4, 1\)"),
+        ("counts", torch.zeros(1, 1, 2, dtype=torch.int16), r"rounds\[0\].counts: expected 4 dimensions, got 3"),
+        ("counts", torch.zeros(1, 1, 3, 2, dtype=torch.int16), r"counts: expected shape \(1, 1, 2, 2\)"),
+        ("counts", torch.zeros(1, 1, 2, 2), r"counts: expected int16 or int32, got another dtype"),
+        ("counts", torch.zeros(1, 1, 2, 1, dtype=torch.int16), r"counts: expected room for 2 keys, .* got 1"),
+        ("counts", torch.zeros(1, 1, 2, 0, dtype=torch.int32), r"counts: expected room for 2 keys, .* got 0"),
+        ("counts", torch.full((1, 1, 2, 2), -1, dtype=torch.int16), r"counts: expected no number below 0, got one"),
+        ("counts", torch.full((1, 1, 2, 2), -1, dtype=torch.int32), r"counts: expected no number below 0, got one"),
     ],
 )
 def test_the_attend_op_refuses_tensors_that_do_not_fit_the_plan(name, value, message):
@@ -321,7 +396,8 @@ def backward_arguments(self_keys=True, mask=None):
         "rounds": [x.contiguous() for x in rounds],
         "biases": [],
         "skips": [],
-        "layout": [0, 0, 0, 0, 0] * 2,
+        "counts": [],
+        "layout": [0, 0, 0, 0, 0, 0] * 2,
         "offset": plan.offset,
         "self_keys": torch.zeros(1, 9, dtype=torch.int32) if self_keys else None,
         "query_means": [],
@@ -381,10 +457,11 @@ def test_backward_refuses_what_is_missing_or_too_much():
         ("scale", float("nan"), r"scale: expected a finite number"),
         ("dropout_p", 1.5, r"dropout_p: expected a probability"),
         ("dropout_p", float("nan"), r"dropout_p: expected a probability"),
-        ("layout", [0, 0, 0], r"layout: expected 5 numbers a round, got 3"),
-        ("layout", [1, 0, 0, 0, 0] * 2, r"biases: expected 2 tensors, got 0"),
-        ("layout", [0, 1, 0, 0, 0] * 2, r"skips: expected 2 tensors, got 0"),
-        ("layout", [0] * 5, r"rounds: expected 5 tensors, got 10"),
+        ("layout", [0, 0, 0], r"layout: expected 6 numbers a round, got 3"),
+        ("layout", [1, 0, 0, 0, 0, 0] * 2, r"biases: expected 2 tensors, got 0"),
+        ("layout", [0, 1, 0, 0, 0, 0] * 2, r"skips: expected 2 tensors, got 0"),
+        ("layout", [0, 0, 1, 0, 0, 0] * 2, r"counts: expected 2 tensors, got 0"),
+        ("layout", [0] * 6, r"rounds: expected 5 tensors, got 10"),
         ("q", torch.zeros(1, 2, 9, 8, dtype=torch.float64), r"q: expected float32, bfloat16 or float16"),
         ("q", torch.zeros(2, 9, 8), r"q: expected 4 dimensions, got 3"),
         ("q", torch.zeros(1, 1, 1, 8).expand(1, 2, 2**32, 8), r"q: expected at most 2147483647"),
@@ -404,7 +481,7 @@ def test_the_kernels_refuse_settings_and_inputs_out_of_range(name, value, messag
 def test_the_kernel_refuses_means_without_positions_in_a_windowed_plan():
     tensors, settings, results = backward_arguments()
     tensors["key_means"] = [torch.zeros(1, 2, 0, dtype=torch.int32) for _ in range(3)]
-    tensors["layout"] = [0, 0, 1, 0, 0, 0, 0, 0, 0, 0]
+    tensors["layout"] = [0, 0, 0, 1, 0, 0] + [0] * 6
     with pytest.raises(ValueError, match=r"key_means: expected positions in a causal or windowed plan"):
         run_backward(tensors, settings, results)
 
@@ -428,7 +505,7 @@ def test_planning_kernels_refuse_outputs_that_do_not_fit():
 
     parts = short(1, 5), short(1, 1), short(1, 1)
     clusters = [short(1, 2, 5), short(1, 2, 1), short(1, 2, 1)]
-    near = (double, x, clusters, short(1, 5, 1), short(1, 5), 2, 2, 1)
+    near = (double, x, clusters, short(1, 5, 1), short(1, 5), long(1, 5), long(1) + 1, 1, 2, True, 2, 1)
     smyrf = (x, x, real, real, long(1), 1)
     for message, call in {
         "order: expected shape": lambda: module.order_by(torch.zeros(1, 5), real, short(1, 4), 1),
@@ -451,9 +528,12 @@ def test_planning_kernels_refuse_outputs_that_do_not_fit():
         r"clusters \* bits: expected": lambda: module.hamming_kmeans(x, real, 2**20, 1, 2**20, 0, 0, 1, long(1, 2, 5)),
         "means: expected shape": lambda: module.cluster_means(x, real, long(1, 2, 5), 2, 1, double),
         "top: expected shape": lambda: module.top_keys(double, x, real, None, 2, False, 1, long(1, 2, 5, 3)),
-        "met: expected shape": lambda: module.near_keys(*near, short(1, 2, 5, 1), torch.zeros(1, 2, 5, 3)),
-        "bias: expected float32": lambda: module.near_keys(*near, short(1, 2, 5, 3), double),
-        "clusters: expected order": lambda: module.near_keys(*near[:2], [], *near[3:], short(1, 2, 5, 3), double),
+        "picks: expected shape": lambda: module.near_keys(*near, short(1, 2, 6), short(1, 2, 5, 2)),
+        "left: expected int32": lambda: module.near_keys(*near, short(1, 2, 5), double),
+        "left: expected int16": lambda: module.near_keys(*near[:9], False, *near[10:], short(1, 2, 5), double),
+        "clusters: expected order": lambda: module.near_keys(
+            *near[:2], [], *near[3:], short(1, 2, 5), short(1, 2, 5, 2)
+        ),
         "columns: expected at most": lambda: module.cross_polytope(
             x, real, long(1) + 2**40, 2, 1, 0, 0, 1, long(1, 2, 1, 5)
         ),
@@ -502,7 +582,7 @@ if {backward}:
     from coterie.engine import native
     rounds = [x for r in plan.rounds for x in (r.query_order, r.query_offsets, r.key_order, r.key_start, r.key_stop)]
     rest = (plan.offset, None, None, None, None, False, False, 0.125, 0.0)
-    given = (q, k, v, None, rounds, [], [], [], [], [0] * len(rounds), *rest)
+    given = (q, k, v, None, rounds, [], [], [], [], [], [0] * 6 * (len(rounds) // 5), *rest)
     lse = torch.zeros(q.shape[:3])
     run = lambda: native.attend_backward_op(q, lse, q, lse, torch.zeros(0, dtype=torch.uint8), False, *given)
 else:

@@ -22,6 +22,7 @@ DTYPES = (
     torch.float64,
     torch.bfloat16,
     torch.float16,
+    torch.int16,
     torch.int32,
     torch.int64,
     torch.uint8,
@@ -114,7 +115,7 @@ def _attention(rng: random.Random) -> tuple[Arguments, int]:
     key_means = _segments(rng, batch, key_heads, keys, placed) if rng.choice(few) else []
     rows = queries + (query_means[1].shape[-1] if query_means else 0)
     key_rows = keys + (key_means[1].shape[-1] if key_means else 0)
-    rounds, biases, skips, layout = [], [], [], []
+    rounds, biases, skips, counts, layout = [], [], [], [], []
     for window in windowed:
         groups = rng.randint(1, 3)
         order = torch.stack([torch.randperm(rows, dtype=torch.int32) for _ in range(batch * heads)] or [_ints(1, rows)])
@@ -124,10 +125,12 @@ def _attention(rng: random.Random) -> tuple[Arguments, int]:
         slots = rng.randint(0, 9) if key_rows else 0
         bounds = torch.randint(0, slots + 1, (2, batch, heads, groups)).sort(0).values.to(torch.int32)
         rounds += [order, cuts, _ints(key_rows, batch, heads, slots), bounds[0], bounds[1]]
-        bias, skip = rng.choice(few), rng.choice(few)
+        bias, skip, counted = (rng.choice(few) for _ in range(3))
         biases += [torch.randn(batch, heads, slots)] if bias else []
         skips += [_ints(key_rows, batch, heads, rows, 3).sort(-1).values] if skip else []
-        layout += [int(bias), int(skip), int(window), *sorted(rng.choices(NUMBERS, k=2))]
+        kind = rng.choice((torch.int16, torch.int32))
+        counts += [_ints(4, batch, heads, groups, slots, dtype=kind)] if counted else []
+        layout += [int(bias), int(skip), int(counted), int(window), *sorted(rng.choices(NUMBERS, k=2))]
     mask = None
     if rng.choice(few):
         shape = [batch, heads, 1 if query_means else queries, 1 if key_means else keys]
@@ -140,6 +143,7 @@ def _attention(rng: random.Random) -> tuple[Arguments, int]:
         "rounds": rounds,
         "biases": biases,
         "skips": skips,
+        "counts": counts,
         "layout": layout,
         "offset": _ints(5, batch),
         "self_keys": _ints(keys, batch, queries) if keys and rng.choice(few) else None,
@@ -216,17 +220,20 @@ def _smyrf_orders(rng: random.Random) -> Arguments:
     }
 
 
+def _parts(rng: random.Random, batch: int, rows: int) -> dict[str, Tensor]:
+    cuts = torch.randint(0, rows + 1, (batch, rng.randint(0, 3) + 1)).sort(-1).values.to(torch.int32)
+    order = torch.stack([torch.randperm(rows, dtype=torch.int32) for _ in range(batch)] or [_ints(1, rows)])[:batch]
+    return {"order": order.contiguous(), "start": cuts[:, :-1].contiguous(), "stop": cuts[:, 1:].contiguous()}
+
+
 def _kmeans(rng: random.Random) -> Arguments:
     batch, heads, _, rows, _, dim = _sizes(rng)
-    parts, clusters, slots = rng.randint(0, 3), rng.randint(1, 20), rows
-    cuts = torch.randint(0, slots + 1, (batch, parts + 1)).sort(-1).values.to(torch.int32)
-    order = torch.stack([torch.randperm(rows, dtype=torch.int32) for _ in range(batch)] or [_ints(1, rows)])[:batch]
+    bounds, clusters = _parts(rng, batch, rows), rng.randint(1, 20)
+    parts = bounds["start"].shape[1]
     centroids = (batch, heads, parts * clusters, dim)
     return {
         "x": _floats(rng, batch, heads, rows, dim),
-        "order": order.contiguous(),
-        "start": cuts[:, :-1].contiguous(),
-        "stop": cuts[:, 1:].contiguous(),
+        **bounds,
         "counts": _ints(clusters + 2, batch, parts, dtype=torch.int64) if rng.random() < 0.5 else None,
         "given": _floats(rng, *centroids).double() if rng.random() < 0.3 else None,
         "clusters": clusters,
@@ -292,16 +299,34 @@ def _near_keys(rng: random.Random) -> Arguments:
     clusters = _segments(rng, batch, key_heads, keys, False)
     chunks, share, width, near = rng.randint(0, 3), rng.randint(0, 3), rng.randint(0, 4), rng.randint(0, 5)
     count, groups = clusters[1].shape[-1], chunks * share
+    wide, room = rng.random() < 0.5, width + rng.randint(0, 2)
     return {
         **_queries_and_keys(rng, (batch, heads, groups, dim), (batch, key_heads, keys, dim)),
         "clusters": clusters,
         "visible": _ints(count, batch, chunks, width),
         "seen": _ints(width + 1 if count else 1, batch, chunks),
+        "used": _ints(share + 1, batch, chunks, dtype=torch.int64),
+        "together": _ints(4, batch, dtype=torch.int64) + 1,
         "near": near,
         "reach": max(1, near) + rng.randint(0, 3),
+        "wide": wide,
+        "room": room,
         "threads": rng.randint(1, 3),
-        "met": _ints(1, batch, heads, groups, width + near),
-        "bias": torch.empty(batch, heads, groups, width + near),
+        "picks": _ints(1, batch, heads, groups * near),
+        "left": _ints(1, batch, heads, groups, room, dtype=torch.int32 if wide else torch.int16),
+    }
+
+
+def _halve(rng: random.Random) -> Arguments:
+    batch, heads, _, rows, _, dim = _sizes(rng)
+    parts = _parts(rng, batch, rows)
+    return {
+        "x": _floats(rng, batch, heads, rows, dim),
+        **parts,
+        "leaves": _ints(9, batch, parts["start"].shape[1], dtype=torch.int64),
+        "together": _ints(4, batch, dtype=torch.int64) + 1,
+        "threads": rng.randint(1, 3),
+        "halved": _ints(1, batch, heads, rows),
     }
 
 
@@ -325,6 +350,7 @@ CALLS: dict[str, Callable[[random.Random], Arguments]] = {
     "group_by": _group_by,
     "smyrf_orders": _smyrf_orders,
     "kmeans": _kmeans,
+    "halve": _halve,
     "hamming_kmeans": _hamming_kmeans,
     "cluster_means": _cluster_means,
     "top_keys": _top_keys,

@@ -378,7 +378,7 @@ def test_the_public_defaults():
     assert coterie.Smyrf() == coterie.Smyrf(4, 64, "smyrf", "projection", "count", 0, False)
     assert coterie.Clustered() == coterie.Clustered(100, 10, "hamming", 63, 0)
     assert coterie.ImprovedClustered() == coterie.ImprovedClustered(100, 32, 10, "hamming", 63, 0)
-    assert coterie.NearFar() == coterie.NearFar(64, "auto", "auto", 3, 128, False, 0)
+    assert coterie.NearFar() == coterie.NearFar(64, "auto", "auto", 2, 128, False, 0, 4)
     assert coterie.Reformer() == coterie.Reformer(4, 64, False, 0)
     assert coterie.TopK() == coterie.TopK(32)
     assert list(coterie.list_mechanisms())[:10] == [

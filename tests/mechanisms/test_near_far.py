@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 import coterie
 from coterie import NearFar
+from coterie.plan.tiles import count_pairs
 from coterie.planning import native as planning
-from coterie.planning.orders import Parts
+from coterie.planning import reference
+from coterie.planning.orders import Parts, compact
 from tests.cases import all_close, close, padding, tensors
 from tests.oracles import near_far
 
@@ -95,17 +97,19 @@ def test_clusters_of_equal_keys_and_values_are_exact(near):
 
 
 def seen_by_each(plan):
-    """How many keys each query meets, (B, H, Nq): a mean counts for e^bias of them."""
+    """How many keys each query meets, (B, H, Nq): a mean counts for as many as its group says."""
     total = torch.zeros(plan.batch, plan.heads, plan.num_queries, dtype=torch.float64)
     for each in plan.rounds:
-        bias = torch.zeros(each.key_order.shape) if each.bias is None else each.bias
+        assert each.bias is None
         for b in range(plan.batch):
             for h in range(plan.heads):
                 offsets = each.query_offsets[b, h].tolist()
                 for g, (start, stop) in enumerate(
                     zip(each.key_start[b, h].tolist(), each.key_stop[b, h].tolist(), strict=True)
                 ):
-                    keys, weights = each.key_order[b, h, start:stop], bias[b, h, start:stop].double().exp()
+                    keys, weights = each.key_order[b, h, start:stop], torch.ones(stop - start)
+                    if each.counts is not None:
+                        weights = each.counts[b, h, g, : stop - start].double()
                     for i in each.query_order[b, h, offsets[g] : offsets[g + 1]].tolist():
                         hidden = plan.causal & (keys < plan.num_keys) & (keys > i + int(plan.offset[b]))
                         total[b, h, i] += weights[~hidden].sum()
@@ -258,30 +262,132 @@ def test_kmeans_refuses_malformed_parts():
 def test_near_keys_refuses_malformed_clusters():
     x = torch.zeros(1, 1, 4, 8)
 
-    def run(order=(0, 1, 2, 3), stop=(2, 4), visible=((0, 1),), seen=(2,), queries=None, near=1, reach=4):
+    def run(
+        order=(0, 1, 2, 3), stop=(2, 4), visible=((0, 1),), seen=(2,), queries=None, used=(2,), together=(1,), **given
+    ):
         clusters = [torch.tensor([[each]], dtype=torch.int32) for each in (order, (0, 2), stop)]
         shown, count = (torch.tensor([each], dtype=torch.int32) for each in (visible, seen))
         queries = x[:, :, :2].double() if queries is None else queries
-        return planning.near_keys_op(queries, x, clusters, shown, count, near, reach)
+        numbers = {"near": 1, "reach": 4, "wide": False, "room": 2} | given
+        groups = torch.tensor([used]), torch.tensor(together)
+        return planning.near_keys_op(queries, x, clusters, shown, count, *groups, *numbers.values())
 
     run()
+    run(wide=True, room=5)
     for wrong, message in (
         ({"order": (0, 1, 2, 4)}, r"clusters.order: expected indices in \[0, 4\), got 4"),
         ({"visible": ((0, 2),)}, r"visible: expected indices in \[0, 2\), got 2"),
         ({"seen": (3,)}, r"seen: expected at most 2, got 3"),
+        ({"room": 1}, r"seen: expected at most 1, got 2"),
         ({"seen": (2, 2)}, r"seen: expected shape \(1, 1\)"),
+        ({"used": (3,)}, r"used: expected at most 2, got 3"),
+        ({"used": (-1,)}, r"used: expected at most 2, got -1"),
+        ({"used": (1, 1)}, r"used: expected shape \(1, 1\)"),
+        ({"together": (0,)}, r"together: expected at least 1, got 0"),
+        ({"together": (1, 1)}, r"together: expected shape \(1\)"),
         ({"near": 3, "reach": 2}, r"reach: expected at least 3, got 2"),
-        ({"near": -1}, r"near: expected at least 0, got -1"),
         ({"order": (0,) * 9, "stop": (9, 9)}, r"clusters: expected at most 4 keys, got 9"),
         ({"queries": torch.zeros(1, 1, 2, 3).double()}, r"queries: expected shape \(1, 1, 2, 8\)"),
         ({"queries": torch.zeros(2, 1, 2, 8).double()}, r"queries: expected shape \(1, 1, 2, 8\)"),
         (
-            {"visible": ((0, 1),) * 3, "seen": (2,) * 3},
+            {"visible": ((0, 1),) * 3, "seen": (2,) * 3, "used": (0,) * 3},
             r"visible: expected a chunk for equally many of the 2 groups, got 3",
         ),
     ):
         with pytest.raises(ValueError, match=message):
             run(**wrong)
+
+
+def test_a_cluster_that_an_int16_cannot_count_is_refused_or_wide():
+    keys = 2**15
+    x = torch.zeros(1, 1, keys, 1)
+    clusters = [torch.arange(keys).view(1, 1, -1).int(), torch.zeros(1, 1, 1).int(), torch.full((1, 1, 1), keys).int()]
+    seen = torch.zeros(1, 1, 1).int(), torch.ones(1, 1).int(), torch.ones(1, 1).long(), torch.ones(1).long()
+    query = torch.zeros(1, 1, 1, 1).double()
+    with pytest.raises(ValueError, match=r"clusters: expected at most 32767 keys, got 32768"):
+        planning.near_keys_op(query, x, clusters, *seen, 3, 9, False, 1)
+    picks, left = planning.near_keys_op(query, x, clusters, *seen, 3, 9, True, 1)
+    assert sorted(picks.flatten().tolist()) == [0, 1, 2]
+    assert left.tolist() == [[[[keys - 3]]]]
+
+
+def test_halve_refuses_malformed_parts():
+    x = torch.zeros(1, 1, 4, 8)
+
+    def run(order=(0, 1, 2, 3), start=(0, 2), stop=(2, 4), leaves=(1, 2), together=(1,)):
+        rows, first, last = (torch.tensor([each], dtype=torch.int32) for each in (order, start, stop))
+        return planning.halve_op(x, rows, first, last, torch.tensor([leaves]), torch.tensor(together))
+
+    assert run().tolist() == [[[0, 1, 2, 3]]]
+    for wrong, message in (
+        ({"order": (0, 1, 2, 9)}, r"parts.order: expected indices in \[0, 4\), got 9"),
+        ({"stop": (2, 5)}, r"parts: expected 2 ≤ start ≤ stop ≤ 4, got start 2, stop 5"),
+        ({"leaves": (1,)}, r"leaves: expected shape \(1, 2\)"),
+        ({"leaves": (1, -1)}, r"leaves: expected at least 0, got -1"),
+        ({"together": (0,)}, r"together: expected at least 1, got 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            run(**wrong)
+
+
+# --- sinks, small groups ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_sinks_are_met_once_and_exactly_by_everybody(strict):
+    q, k, _ = tensors(2, 4, 150, key_heads=2)
+    mask = padding(2, 150, [150, 120], "left")
+    mechanism = NearFar(near=3, chunk=8, sinks=3, strict=strict)
+    plan = mechanism.plan(q, k, is_causal=True, key_mask=mask, query_mask=mask)
+    counts = count_pairs(plan)
+    for b, first in enumerate((0, 30)):
+        for place in range(3):
+            met = counts[b, :, first + place : 150, first + place]
+            assert (met == 1).all()
+    means = plan.key_means
+    assert means is not None
+    assert not means.includes(torch.arange(150) < torch.tensor([[3], [33]]))
+
+
+def test_a_sink_that_is_unlike_all_keys_is_not_lost():
+    """One key that all queries look for, behind which nothing like it comes: without sinks its mean would hide it."""
+    q, k, v = tensors(1, 1, 600, dim=8, dtype=torch.float32)
+    q[..., 0], k[:, :, :, 0], k[:, :, 0, 0] = 6.0, 0.0, 6.0
+    want = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    def error(sinks):
+        mechanism = NearFar(near=0, chunk=32, sinks=sinks)
+        return float((coterie.attention(q, k, v, mechanism, is_causal=True) - want).norm() / want.norm())
+
+    assert error(1) < 0.05 < 0.5 < error(0)
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 70), st.integers(1, 9), st.integers(1, 9), st.booleans(), st.integers(0, 10**6))
+def test_halves_are_the_same_in_both_backends_and_lose_nobody(length, leaf, together, whole, seed):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(2, 2, length, 5, generator=generator)
+    x = (2 * x).round() if whole else x
+    order, count = compact(torch.rand(2, length, generator=generator) < 0.8)
+    cut = (count // 2)[:, None]
+    parts = Parts(order, torch.cat([0 * cut, cut], 1).int(), torch.cat([cut, count[:, None]], 1).int())
+    leaves = (parts.sizes + leaf - 1) // leaf
+    given_leaves = leaves, max(1, int(leaves.max())), torch.full((2,), together)
+    found, want = (steps.halve(x, parts, *given_leaves) for steps in (planning, reference))
+    for b in range(2):
+        n = int(count[b])
+        assert torch.equal(found[b, :, :n], want[b, :, :n])
+        assert torch.equal(found[b, :, :n].sort(-1).values, order[b, :n].sort().values.expand(2, -1))
+
+
+def test_halves_put_alike_rows_side_by_side():
+    generator = torch.Generator().manual_seed(0)
+    kinds = torch.randperm(32, generator=generator) % 4
+    corners = torch.tensor([[10.0, 3.0], [10.0, -3.0], [-10.0, 3.0], [-10.0, -3.0]])
+    x = (corners[kinds] + 0.1 * torch.randn(32, 2, generator=generator))[None, None]
+    whole = Parts.whole(torch.ones(1, 32, dtype=torch.bool))
+    order = planning.halve(x, whole, torch.tensor([[8]]), 8, torch.tensor([2]))
+    assert all(len(set(part.tolist())) == 1 for part in kinds[order[0, 0].long()].split(8))
 
 
 def test_parts_of_nobody():

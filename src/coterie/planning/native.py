@@ -19,6 +19,7 @@ from coterie.plan import Means
 from coterie.planning import hashing
 from coterie.planning.kmeans import Options
 from coterie.planning.orders import Parts
+from coterie.planning.steps import NearSearch, Seen
 
 if TYPE_CHECKING:
     from coterie.planning.tokens import Tokens
@@ -234,19 +235,42 @@ def top_keys(tokens: Tokens, queries: Tensor, count: int, *, unit: bool = False,
     return top_keys_op(queries, tokens.raw_k, tokens.key_mask, limits, count, unit)
 
 
-@_op("met", "bias")
+@_op("halved")
+def halve_op(x: Tensor, order: Tensor, start: Tensor, stop: Tensor, leaves: Tensor, together: Tensor) -> Tensor:
+    return x.new_empty((*x.shape[:2], order.shape[-1]), dtype=torch.int32)
+
+
+def halve(x: Tensor, parts: Parts, leaves: Tensor, room: int, together: Tensor) -> Tensor:
+    return halve_op(x, parts.order, parts.start, parts.stop, leaves, together)
+
+
+@_op("picks", "left")
 def near_keys_op(
-    queries: Tensor, k: Tensor, clusters: list[Tensor], visible: Tensor, seen: Tensor, near: int, reach: int
+    queries: Tensor,
+    k: Tensor,
+    clusters: list[Tensor],
+    visible: Tensor,
+    seen: Tensor,
+    used: Tensor,
+    together: Tensor,
+    near: int,
+    reach: int,
+    wide: bool,
+    room: int,
 ) -> tuple[Tensor, Tensor]:
-    shape = (*queries.shape[:3], visible.shape[-1] + near)
-    return queries.new_empty(shape, dtype=torch.int32), queries.new_empty(shape, dtype=torch.float32)
+    lead = queries.shape[:3]
+    return (
+        queries.new_empty((*lead[:2], lead[2] * near), dtype=torch.int32),
+        queries.new_empty((*lead, room), dtype=torch.int32 if wide else torch.int16),
+    )
 
 
 def near_keys(
-    tokens: Tokens, queries: Tensor, clusters: Means, visible: Tensor, seen: Tensor, near: int, reach: int
+    tokens: Tokens, queries: Tensor, clusters: Means, seen: Seen, search: NearSearch
 ) -> tuple[Tensor, Tensor]:
     members = [clusters.order, clusters.start, clusters.stop]
-    return near_keys_op(queries, tokens.raw_k, members, visible, seen.to(torch.int32), near, reach)
+    visible, count = seen.clusters.to(torch.int32), seen.shown.to(torch.int32)
+    return near_keys_op(queries, tokens.raw_k, members, visible, count, seen.groups, seen.together, *search, seen.room)
 
 
 @_op("order")

@@ -6,7 +6,7 @@ that fulfil `Steps`, and the type checker sees to it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, Unpack
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Unpack
 
 from torch import Tensor
 
@@ -16,6 +16,24 @@ from coterie.planning.orders import Parts
 
 if TYPE_CHECKING:
     from coterie.planning.tokens import Tokens
+
+
+class Seen(NamedTuple):
+    """What groups of queries see of clusters of keys. Groups come chunk by chunk, G / C to each."""
+
+    clusters: Tensor  # (B, C, V) int32: the groups of a chunk see the first `shown` of these
+    shown: Tensor  # (B, C)
+    groups: Tensor  # (B, C) int64: so many of a chunk's groups exist
+    together: Tensor  # (B,) int64: so many groups, from a chunk's first on, search together
+    room: int  # for the clusters that a group sees, at least V
+
+
+class NearSearch(NamedTuple):
+    """How many keys a group picks, and of how many at least, if it sees so many."""
+
+    near: int
+    reach: int
+    wide: bool  # clusters may have more keys than an int16 counts
 
 
 class Steps(Protocol):
@@ -85,23 +103,43 @@ class Steps(Protocol):
         """
         ...
 
+    def halve(self, x: Tensor, parts: Parts, leaves: Tensor, room: int, together: Tensor) -> Tensor:
+        """Similar rows of a part side by side, in leaves of equal size.
+
+        The rows are cut in two, along a direction in which they differ much, and so on. Leaf l of a part of n rows is
+        what lies between l·n // leaves and (l + 1)·n // leaves, in order of position.
+
+        Args:
+            x: (B, heads, N, D) rows; what is not finite counts as 0.
+            parts: which rows belong together.
+            leaves: (B, parts) how many leaves a part has, at most `room`.
+            together: (B,) so many leaves, from a part's first on, are most alike: they are split last.
+
+        Returns:
+            (B, heads, M) int32: `parts.order` with the rows of each part leaf by leaf.
+        """
+        ...
+
     def near_keys(
-        self, tokens: Tokens, queries: Tensor, clusters: Means, visible: Tensor, seen: Tensor, near: int, reach: int
+        self, tokens: Tokens, queries: Tensor, clusters: Means, seen: Seen, search: NearSearch
     ) -> tuple[Tensor, Tensor]:
-        """What each group of queries meets: the clusters that it sees, and its best keys.
+        """The best keys of each group of queries.
+
+        Groups that search together look at the same clusters, those that they like best, until these hold `reach` keys;
+        and each picks the `near` keys among them whose products with its query are largest. A group likes a cluster by
+        the product with its mean key or with its outlier, whichever is larger, less the largest that it has with any;
+        together they like it as much as the one who likes it most. An outlier is the key farthest from the mean: what
+        some queries look for may be unlike the rest of its cluster.
 
         Args:
             queries: (B, H, G, D) float64, what stands for each group, scale included.
             clusters: the keys of each cluster, per key head; those that a group sees have no key in common.
-            visible: (B, C, V) the clusters that the groups of a chunk see: the last `seen` (B, C) of them. Chunks have
-                G / C groups each.
-            near: how many keys to pick; fewer where a group sees fewer.
-            reach: a group searches clusters until they hold so many keys, in the order of the product of its query
-                with their mean key or with their outlier, whichever is larger. An outlier is the key farthest from the
-                mean: what most queries look for, such as a text's first token, is unlike all other keys.
+            seen: the clusters that each group sees, and which groups search together.
+            search: how many keys are looked at.
 
         Returns:
-            (B, H, G, V + near) int32 key rows, those of clusters as in `visible`, behind the real ones; and their
-            float32 biases: the log of how many keys a cluster has left, 0 for keys.
+            (B, H, G · near) int32 keys, 0 where a group sees fewer; and how many keys are left in each cluster that the
+            group sees, and 1 behind those, (B, H, G, `seen.room`), int32 if `search.wide`, otherwise int16. Groups that
+            do not exist have 0 in both.
         """
         ...

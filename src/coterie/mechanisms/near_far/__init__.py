@@ -8,6 +8,7 @@ from coterie.checks import check_flag, expect, expect_int, expect_seed
 from coterie.mechanisms.base import Mechanism, StrictIfAsked, register
 from coterie.mechanisms.near_far.causal import causal
 from coterie.mechanisms.near_far.everyone import everyone
+from coterie.mechanisms.near_far.search import Search
 from coterie.plan import Plan
 from coterie.planning.tokens import Tokens
 
@@ -15,34 +16,37 @@ from coterie.planning.tokens import Tokens
 @register("near-far")
 @dataclass(frozen=True)
 class NearFar(Mechanism):
-    """Near–far attention: queries in k-means groups, keys in k-means clusters. A group's mean query picks the `near`
-    keys that it likes best, and its members meet them exactly; every other key is met through its cluster g, as one
-    key with the cluster's mean key k̄_g and mean value v̄_g that counts for the n_g keys that were not picked:
+    """Near–far attention: similar queries in small groups, keys in k-means clusters. The mean query of a group picks
+    the `near` keys that it likes best, and its queries meet them exactly; every other key is met through its cluster g,
+    as one key with the cluster's mean key k̄_g and mean value v̄_g that counts for the n_g keys that were not picked:
 
         out_i = [Σ_{j∈near} e^{s_ij} v_j + Σ_g n_g e^{scale·q_i·k̄_g} v̄_g] / [the same sums without v]
 
-    No key is dropped, and no training is needed. The gradient flows through q, k, v and the means. Centroids are
-    trained on at most 16 tokens a cluster. With "auto" sizes, √(4N) groups and √(2N) clusters, it costs O(N·√N·D).
+    No key is dropped, and no training is needed. The gradient flows through q, k, v and the means. The mean of many
+    queries is a bad judge for each of them: a group has about 4 queries if causal; otherwise there are √(57N) groups,
+    of 3 queries at 512 tokens. 8 groups that are alike search together: in the clusters whose mean or whose outlier
+    (the key farthest from the mean) one of them likes best, until those hold 12·near keys. With "auto" there are √(2N)
+    clusters, whose centroids are trained on at most 16 keys each; so it costs O(N·√N·D).
 
-    Causal: keys are cut into chunks. A query meets its own and the previous chunk exactly; of the older ones it meets
-    the near keys that were picked for its group (about 12 queries of its chunk), and the others through the means of
-    about 32 keys inside each finished chunk. As chunks recede they are merged: after 32 chunks come 32 blocks of 2
-    chunks with half as many means each, then 32 of 4 chunks with a quarter as many, and so on; at least one. Near keys
-    are searched in the clusters whose mean or whose outlier (the key farthest from the mean) is liked best, until those
-    hold 12·near keys. A query meets at most about 4·chunk + near + 33·log₂(N/chunk) rows, so it costs O(N·log N·D).
-    Chunks are counted in real keys, so padding changes nothing.
+    Causal: keys are cut into chunks. A query meets its own and the previous chunk exactly, and the first `sinks` keys,
+    which many heads lean on; of the others it meets the near keys that were picked for its group, and the rest through
+    the means of about 32 keys inside each finished chunk. As chunks recede they are merged: after 32 chunks come 32
+    blocks of 2 chunks with half as many means each, then 32 of 4 chunks with a quarter as many, and so on. A query
+    meets at most about 4·chunk + near + sinks + 33·log₂(N/chunk) rows, so it costs O(N·log N·D). Chunks are counted in
+    real keys, so padding changes nothing.
 
     Causality: `mask`, since queries are grouped with later ones of their chunk; with `strict=True` it is `strict`:
     queries join the group of the previous chunk that they are nearest to (in the first chunk of a call there is one
     group, and its first query picks; so if queries come in several calls over a cache, the cuts between calls matter).
 
     Args:
-        near: keys that a query meets exactly (besides its own and the previous chunk, if causal).
-        query_clusters, key_clusters: how many, or "auto"; causal: in a chunk.
+        near: keys that a query meets exactly (besides its own and the previous chunk and the sinks, if causal).
+        query_clusters, key_clusters: how many groups and clusters, or "auto"; causal: in a chunk.
         iterations: of Lloyd's algorithm.
         chunk: keys of a chunk, if causal.
         strict: if causal, earlier outputs do not depend on later tokens in any way.
         seed: of the random draws.
+        sinks: first keys that everybody meets exactly, if causal; they are in no mean.
 
     Example:
         >>> import coterie, torch
@@ -56,14 +60,16 @@ class NearFar(Mechanism):
     """
 
     size_field = "near"
+    search = Search()
 
     near: int = 64
     query_clusters: int | str = "auto"
     key_clusters: int | str = "auto"
-    iterations: int = 3
+    iterations: int = 2
     chunk: int = 128
     strict: bool = False
     seed: int = 0
+    sinks: int = 4
 
     causality = StrictIfAsked()
 
@@ -79,6 +85,7 @@ class NearFar(Mechanism):
         expect_int("chunk", self.chunk, at_least=1)
         check_flag("strict", self.strict)
         expect_seed(self.seed)
+        expect_int("sinks", self.sinks, at_least=0)
 
     def build(self, tokens: Tokens) -> Plan:
         return causal(self, tokens) if tokens.causal else everyone(self, tokens)

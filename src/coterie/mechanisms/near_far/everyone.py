@@ -1,89 +1,91 @@
-"""Near–far attention where everybody sees everybody: one k-means on each side."""
+"""Near–far attention where everybody sees everybody: leaves of similar queries, clusters of similar keys."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from coterie.mechanisms.near_far.counts import Count, Fixed, Root
-from coterie.mechanisms.near_far.meeting import Far, Groups, draws, meet
+from coterie.mechanisms.near_far.groups import Groups, cluster, draws
+from coterie.mechanisms.near_far.meeting import Far, meet
 from coterie.plan import Means, Plan
-from coterie.planning.orders import Parts
+from coterie.planning.orders import Parts, balanced_offsets, ceil_div
 from coterie.planning.tokens import Tokens
 
 if TYPE_CHECKING:
     from coterie.mechanisms.near_far import NearFar
 
-_QUERIES, _KEYS = 4, 2  # "auto": √(4N) groups of queries, √(2N) clusters of keys
-_SAMPLE = 16  # tokens a cluster that centroids are trained on
-
-
-class Clusters(NamedTuple):
-    """The clusters of one side."""
-
-    labels: Tensor  # (B, heads, N)
-    order: Tensor  # (B, heads, N) int32, members cluster by cluster
-    offsets: Tensor  # (B, heads, room + 1) int32
-    used: Tensor  # (B, 1): how many clusters a sample has
-    rows: Tensor  # (B, 1): how many real rows
-
-    @property
-    def room(self) -> int:
-        """How many clusters there is room for."""
-        return self.offsets.shape[-1] - 1
+_KEYS = 2  # "auto": √(2N) clusters of keys
+_IN_PART = 86  # groups that are made at a time
+_SAMPLE = 16  # keys a cluster that centroids are trained on
 
 
 def everyone(options: NearFar, tokens: Tokens) -> Plan:
     """The plan of a call that is not causal."""
-    sizes = tokens.sizes
-    query_count = _count(options.query_clusters, _QUERIES, sizes.queries)
-    key_count = _count(options.key_clusters, _KEYS, sizes.keys)
-    groups = _groups(tokens, _cluster(options, tokens, tokens.raw_q, tokens.query_mask, query_count))
-    keys = _cluster(options, tokens, tokens.raw_k, tokens.key_mask, key_count)
-    far = _far(tokens, keys)
-    met, bias = _near_keys(options, tokens, groups, far, keys.labels)
-    return tokens.plan((meet(tokens, groups, far, met, bias),), key_means=far.clusters)
+    groups = _groups(options, tokens)
+    far = _far(options, tokens, groups.exist.shape[1])
+    rounds = meet(options, tokens, groups, far)
+    return tokens.plan(rounds, key_means=far.clusters)
 
 
-def _count(wanted: int | str, share: int, length: int) -> Count:
-    return Root.upto(length, share) if isinstance(wanted, str) else Fixed(wanted)
+def _groups(options: NearFar, tokens: Tokens) -> Groups:
+    """Similar queries; their mean picks for them. k-means makes them inside of parts, which halving makes."""
+    whole, count = Parts.whole(tokens.query_mask), _count(options, tokens.sizes.queries)
+    rows = whole.sizes[:, 0]
+    groups = count.of(rows)
+    pieces = (groups + _IN_PART - 1) // _IN_PART
+    most = max(2, ceil_div(count.room, _IN_PART))  # 1 would be a graph of its own
+    together = torch.full_like(rows, options.search.party)
+    halved = tokens.steps.halve(tokens.raw_q, whole, pieces[:, None], most, torch.ones_like(together)).long()
+    edges = balanced_offsets(rows, pieces, most)
+    place = torch.arange(tokens.sizes.queries, device=tokens.device).expand(tokens.sizes.batch, -1)
+    parts = Parts(place.to(torch.int32), edges[:, :-1], edges[:, 1:])
+    of_place = torch.searchsorted(edges[:, 1:].contiguous(), place.to(torch.int32).contiguous(), right=True)
+    of_place = of_place.clamp(max=most - 1)
+    each = torch.where(parts.sizes > 0, (groups + pieces - 1)[:, None] // pieces[:, None], 0)
+    x = _rows(tokens.raw_q, halved)
+    room = min(count.room, _IN_PART) if isinstance(count, Fixed) else _IN_PART  # a length would be compared: two graphs
+    labels, centroids = cluster(options, tokens, x, parts, of_place, each, room, together)
+    total = centroids.shape[2]
+    del x, centroids
+    order, offsets = tokens.steps.group_by(labels, (place < rows[:, None])[:, None], total)
+    means = tokens.steps.cluster_means(tokens, torch.zeros_like(labels).scatter(-1, halved, labels), total)
+    order = halved.gather(-1, order.long()).to(torch.int32)
+    return Groups(order, offsets, means.mul_(tokens.scale), each, together)
 
 
-def _cluster(options: NearFar, tokens: Tokens, x: Tensor, mask: Tensor, count: Count) -> Clusters:
-    parts = Parts.whole(mask)
-    rows = parts.stop.long()
-    used = count.of(rows)
-    labels, _ = tokens.steps.kmeans(
-        x, parts, count.room, options.iterations, counts=used, sample=_SAMPLE, **draws(tokens, options.seed)
+def _count(options: NearFar, length: int) -> Count:
+    if not isinstance(options.query_clusters, str):
+        return Fixed(options.query_clusters)
+    return Root.upto(length, options.search.groups)
+
+
+def _rows(x: Tensor, index: Tensor) -> Tensor:
+    """Rows of x (B, H, N, D) in the order of index (B, H, N)."""
+    lead = torch.arange(x.shape[0] * x.shape[1], device=x.device).view(*x.shape[:2], 1) * x.shape[2]
+    return x.flatten(0, 2).index_select(0, (lead + index).flatten()).view(x.shape)
+
+
+def _far(options: NearFar, tokens: Tokens, parts_of_queries: int) -> Far:
+    """The clusters of a sample's keys, seen by every group. No key is a sink: there it was measured not to help."""
+    count = (
+        Fixed(options.key_clusters) if isinstance(options.key_clusters, int) else Root.upto(tokens.sizes.keys, _KEYS)
     )
-    return Clusters(labels, *tokens.steps.group_by(labels, mask[:, None], count.room), used, rows)
-
-
-def _groups(tokens: Tokens, queries: Clusters) -> Groups:
-    """Each cluster of queries is a group, and its mean query picks."""
-    means = tokens.steps.cluster_means(tokens, queries.labels, queries.room)
-    return Groups(queries.order, queries.offsets, means.mul_(tokens.scale))
-
-
-def _far(tokens: Tokens, keys: Clusters) -> Far:
-    """All clusters that a sample has, seen by every group."""
-    visible = torch.arange(keys.room, device=tokens.device) - (keys.room - keys.used)
-    means = Means(keys.order, keys.offsets[..., :-1], keys.offsets[..., 1:])
-    return Far(means, visible.clamp(min=0)[:, None], keys.used, keys.rows)
-
-
-def _near_keys(options: NearFar, tokens: Tokens, groups: Groups, far: Far, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """What each group meets, (B, H, G, V + near): all clusters, and its near keys; and their biases."""
-    near, width = min(options.near, tokens.sizes.keys), far.visible.shape[-1]
-    share = tokens.sizes.heads // tokens.sizes.key_heads
-    picks = tokens.steps.top_keys(tokens, groups.queries, near)
-    real = torch.arange(near, device=tokens.device) < far.keys[..., None, None]
-    clusters = labels.repeat_interleave(share, 1)[:, :, None].expand(-1, -1, picks.shape[2], -1).gather(-1, picks)
-    sizes = (far.clusters.stop - far.clusters.start).long().repeat_interleave(share, 1)[:, :, None]
-    left = sizes.expand(-1, -1, picks.shape[2], -1).scatter_add(-1, clusters, -real.long().expand_as(clusters))
-    shown = far.visible[:, None].expand(-1, left.shape[1], left.shape[2], width)
-    met = torch.cat([shown + tokens.sizes.keys, picks], -1).to(torch.int32)
-    bias = left.gather(-1, shown).double().log().to(torch.float32)
-    return met, torch.nn.functional.pad(bias, (0, near))
+    parts = Parts.whole(tokens.key_mask)
+    used = count.of(parts.sizes)
+    labels, _ = tokens.steps.kmeans(
+        tokens.raw_k,
+        parts,
+        count.room,
+        options.iterations,
+        counts=used,
+        sample=_SAMPLE,
+        **draws(tokens, options.seed),
+    )
+    order, offsets = tokens.steps.group_by(labels, tokens.key_mask[:, None], count.room)
+    visible = torch.arange(count.room, device=tokens.device).expand(tokens.sizes.batch, parts_of_queries, -1)
+    seen, keys = (x.expand(-1, parts_of_queries) for x in (used, parts.sizes))
+    means = Means(order, offsets[..., :-1], offsets[..., 1:])
+    return Far(means, visible, seen, keys, order[:, 0, :0], torch.zeros_like(seen), tokens.sizes.keys)

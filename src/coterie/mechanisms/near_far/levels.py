@@ -15,7 +15,8 @@ from torch import Tensor
 
 from coterie.mechanisms.near_far.chunks import Chunks
 from coterie.mechanisms.near_far.counts import Count, Fixed, Rate
-from coterie.mechanisms.near_far.meeting import Far, draws
+from coterie.mechanisms.near_far.groups import draws
+from coterie.mechanisms.near_far.meeting import Far
 from coterie.plan import Means
 from coterie.planning.orders import Parts, ceil_div
 from coterie.planning.tokens import Tokens
@@ -55,14 +56,16 @@ class Level(NamedTuple):
         """k-means inside each block, with offsets for all levels; a mean stands at the last key of its block."""
         keys, room = self.size * chunks.size, self.in_block.room
         edges = torch.arange(self.blocks + 1, device=tokens.device) * keys
-        edges = torch.minimum(edges, chunks.num_keys[:, None]).to(torch.int32)
+        sinks = chunks.num_keys.clamp(max=options.sinks)[:, None]
+        edges = torch.minimum(edges, chunks.num_keys[:, None]).maximum(sinks).to(torch.int32)
         parts = Parts(chunks.keys, edges[:, :-1], edges[:, 1:])
         counts = self.in_block.of(parts.sizes)
         labels, _ = tokens.steps.kmeans(
             tokens.raw_k, parts, room, options.iterations, counts=counts, sample=_SAMPLE, **draws(tokens, options.seed)
         )
         labels = labels + (chunks.rank_of_key.clamp(min=0) // keys * room)[:, None]
-        order, offsets = tokens.steps.group_by(labels, tokens.key_mask[:, None], self.blocks * room)
+        clustered = tokens.key_mask & (chunks.rank_of_key >= sinks)
+        order, offsets = tokens.steps.group_by(labels, clustered[:, None], self.blocks * room)
         last = (parts.stop - 1).clamp(min=0).long()
         position = chunks.keys.gather(-1, last) if tokens.sizes.keys else last.to(torch.int32)
         position = position.repeat_interleave(room, 1)[:, None].expand(-1, tokens.sizes.key_heads, -1)
@@ -76,10 +79,14 @@ def finished_chunks(options: NearFar, tokens: Tokens, chunks: Chunks) -> Far:
     edges = [older, *(level.edge(older) for level in levels[1:]), torch.zeros_like(older)]
     shown = [level.shown(begin, stop) for level, (stop, begin) in zip(levels, pairwise(edges), strict=True)]
     which, used = torch.cat([x for x, _ in shown], -1), torch.cat([x for _, x in shown], -1)
-    hidden_first = torch.argsort(used.to(torch.uint8), dim=-1, stable=True)
-    visible = torch.where(used, which, 0).gather(-1, hidden_first)
+    used_first = torch.argsort((~used).to(torch.uint8), dim=-1, stable=True)
+    visible = torch.where(used, which, 0).gather(-1, used_first)
     means = _joined([level.means(options, tokens, chunks) for level in levels])
-    return Far(means, visible, used.sum(-1), older * chunks.size)
+    keys = older * chunks.size
+    sinks = chunks.keys[:, : min(options.sinks, tokens.sizes.keys)]
+    met = keys.clamp(max=sinks.shape[-1])
+    largest = min(levels[-1].size * chunks.size, tokens.sizes.keys)
+    return Far(means, visible, used.sum(-1), keys - met, sinks, met, largest)
 
 
 def _levels(options: NearFar, length: int) -> Iterator[Level]:
