@@ -1,5 +1,5 @@
-// The best keys of small groups of queries: several groups search together in the clusters whose means or outliers
-// score best and keep a shortlist, of which each group picks its own.
+// The best keys of small groups of queries: several groups search together, in the clusters whose means or outliers one
+// of them likes best, and each picks its own keys there.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-"""How near keys are searched for: what `python -m benchmarks.search` found best at equal time."""
+"""How near keys are searched for. `python -m benchmarks.search` measures what other numbers would give and cost."""
 
 from __future__ import annotations
 
