@@ -1,5 +1,5 @@
 // Similar rows side by side, in leaves of equal size: rows are cut in two at the middle of the direction that they
-// differ in most, and each half again.
+// differ in most, and each half again, down to leaves that stay together.
 #pragma once
 
 #include <algorithm>
@@ -43,7 +43,7 @@ public:
 
     // The rows of the part leaf by leaf.
     void run(int32_t* order) {
-        if (leaves_) split(0, leaves_);
+        split(0, leaves_);
         for (int64_t i = 0; i < size_; i++) order[first_ + i] = row_[index_[i]];
     }
 
@@ -59,13 +59,11 @@ private:
     void split(int64_t first, int64_t last) {
         int64_t begin = edge(first), end = edge(last), count = last - first;
         if (begin == end) return;
-        if (count == 1) {
+        if (count <= together_) {
             std::sort(index_.begin() + begin, index_.begin() + end);
             return;
         }
-        // Leaves that search together are split last.
-        int64_t step = count > together_ ? together_ : 1;
-        int64_t middle = first + (count + 2 * step - 1) / (2 * step) * step, cut = edge(middle);
+        int64_t middle = first + (count + 2 * together_ - 1) / (2 * together_) * together_, cut = edge(middle);
         if (begin < cut && cut < end) {
             breathe();
             look_between(begin, end);
@@ -152,8 +150,9 @@ inline void halve(const HalveCall& call, int32_t* order) {
         std::copy_n(call.parts.order + bh / call.x.heads * slots, slots, order + bh * slots);
     });
     parallel_for(heads * parts, call.threads, [&](int64_t task, int) {
-        int64_t bh = task / parts, part = task % parts;
-        Halving(call, bh / call.x.heads, bh % call.x.heads, part).run(order + bh * slots);
+        int64_t bh = task / parts, b = bh / call.x.heads, part = task % parts;
+        if (call.leaves[b * parts + part] > call.together[b])
+            Halving(call, b, bh % call.x.heads, part).run(order + bh * slots);
     });
 }
 

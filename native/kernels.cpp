@@ -267,9 +267,12 @@ void check_near(const NearCall& call, bool wide) {
     for (int64_t bh = 0; bh < call.k.batch * call.k.heads && call.clusters.count(); bh++) {
         const int32_t* start = call.clusters.start.at(bh / call.k.heads, bh % call.k.heads);
         const int32_t* stop = call.clusters.stop.at(bh / call.k.heads, bh % call.k.heads);
-        for (int64_t s = 0; s < call.clusters.count(); s++)
+        for (int64_t s = 0; s < call.clusters.count(); s++) {
             if (stop[s] - start[s] > most)
                 refuse("clusters: expected at most ", most, " keys, got ", stop[s] - start[s]);
+            if (s && start[s] < stop[s - 1])
+                refuse("clusters: expected one behind the other, got start ", start[s], " after stop ", stop[s - 1]);
+        }
     }
     if (call.chunks ? call.groups % call.chunks : call.groups)
         refuse("visible: expected a chunk for equally many of the ", call.groups, " groups, got ", call.chunks);
@@ -278,9 +281,13 @@ void check_near(const NearCall& call, bool wide) {
             refuse("seen: expected at most ", std::min(call.width, call.room), ", got ", call.seen[i]);
         if (call.used[i] < 0 || call.used[i] > call.share())
             refuse("used: expected at most ", call.share(), ", got ", call.used[i]);
-        for (int64_t v = 0; v < call.seen[i]; v++)
-            if (int32_t id = call.visible[i * call.width + v]; id < 0 || id >= call.clusters.count())
-                refuse("visible: expected indices in [0, ", call.clusters.count(), "), got ", id);
+        const int32_t* ids = call.visible + i * call.width;
+        for (int64_t v = 0; v < call.seen[i]; v++) {
+            if (ids[v] < 0 || ids[v] >= call.clusters.count())
+                refuse("visible: expected indices in [0, ", call.clusters.count(), "), got ", ids[v]);
+            if (v && ids[v] <= ids[v - 1])
+                refuse("visible: expected ascending indices, got ", ids[v], " after ", ids[v - 1]);
+        }
     }
 }
 

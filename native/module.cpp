@@ -413,6 +413,7 @@ static void near_keys(const Tensor& queries, const Tensor& k, const std::vector<
     check_rank("queries", queries, 4);
     check_rank("visible", visible, 3);
     int64_t chunks = size_of(visible, 1), width = check_in("visible", size_of(visible, 2), 0, kMostRows);
+    check_in("head size", keys.dim, 0, int64_t{1} << 16);  // sums of products of bytes fit into 32 bits
     check_in("near", near, 0, kMostRows);
     check_in("reach", reach, std::max<int64_t>(1, near), INT64_MAX);
     check_in("room", room, 0, kMostRows);

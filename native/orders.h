@@ -25,8 +25,8 @@ inline double dot(const double* a, const double* b, int64_t n) {
 
 // A number as it is compared: a finite float32.
 inline float rounded(double x) {
-    if (std::isnan(x)) return FLT_MAX;
-    return static_cast<float>(std::clamp(x, -double(FLT_MAX), double(FLT_MAX)));
+    double high = x < double(FLT_MAX) ? x : double(FLT_MAX);  // NaN too
+    return static_cast<float>(high > -double(FLT_MAX) ? high : -double(FLT_MAX));
 }
 
 // The same, with −0 and 0 one number.

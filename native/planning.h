@@ -65,7 +65,7 @@ struct HalveCall {
     Rows x;
     Parts parts;
     const int64_t* leaves;  // (batch, parts)
-    const int64_t* together;  // (batch): leaves that are split from each other last
+    const int64_t* together;  // (batch): leaves that are not split from each other
     int threads;
 };
 

@@ -140,12 +140,12 @@ private:
 };
 
 inline bool all_finite(const float* x, int64_t count) {
-    Vec total = splat(0);
+    Vec total = splat(0);  // 0, or NaN
     int64_t i = 0;
     for (; i + kLanes <= count; i += kLanes) total = fma(load(x + i), splat(0), total);
-    float rest = sum(total);
+    float rest = 0;
     for (; i < count; i++) rest += x[i] * 0.0f;
-    return rest == 0.0f;
+    return at_least(total, 0) == (1u << kLanes) - 1 && rest == 0.0f;
 }
 
 inline void zero_wild(float* x, int64_t count) {

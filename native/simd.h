@@ -29,6 +29,7 @@ inline Vec splat(float a) { return {_mm512_set1_ps(a)}; }
 inline Vec operator+(Vec a, Vec b) { return {_mm512_add_ps(a.x, b.x)}; }
 inline Vec operator-(Vec a, Vec b) { return {_mm512_sub_ps(a.x, b.x)}; }
 inline Vec operator*(Vec a, Vec b) { return {_mm512_mul_ps(a.x, b.x)}; }
+inline Vec operator/(Vec a, Vec b) { return {_mm512_div_ps(a.x, b.x)}; }
 inline Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.x, b.x, c.x)}; }
 inline Vec max(Vec a, Vec b) { return {_mm512_max_ps(a.x, b.x)}; }  // b if either is NaN
 inline Vec min(Vec a, Vec b) { return {_mm512_min_ps(a.x, b.x)}; }
@@ -87,6 +88,7 @@ inline Vec splat(float a) { return {_mm256_set1_ps(a), _mm256_set1_ps(a)}; }
 inline Vec operator+(Vec a, Vec b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
 inline Vec operator-(Vec a, Vec b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
 inline Vec operator*(Vec a, Vec b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
+inline Vec operator/(Vec a, Vec b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
 inline Vec fma(Vec a, Vec b, Vec c) { return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)}; }
 inline Vec max(Vec a, Vec b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
 inline Vec min(Vec a, Vec b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
@@ -141,6 +143,7 @@ inline Vec splat(float a) { COTERIE_LANES(a); }
 inline Vec operator+(Vec a, Vec b) { COTERIE_LANES(a.x[i] + b.x[i]); }
 inline Vec operator-(Vec a, Vec b) { COTERIE_LANES(a.x[i] - b.x[i]); }
 inline Vec operator*(Vec a, Vec b) { COTERIE_LANES(a.x[i] * b.x[i]); }
+inline Vec operator/(Vec a, Vec b) { COTERIE_LANES(a.x[i] / b.x[i]); }
 inline Vec fma(Vec a, Vec b, Vec c) { COTERIE_LANES(a.x[i] * b.x[i] + c.x[i]); }
 inline Vec max(Vec a, Vec b) { COTERIE_LANES(a.x[i] > b.x[i] ? a.x[i] : b.x[i]); }
 inline Vec min(Vec a, Vec b) { COTERIE_LANES(a.x[i] < b.x[i] ? a.x[i] : b.x[i]); }
@@ -166,20 +169,39 @@ inline uint32_t at_least(Vec a, float limit) {
 
 #endif
 
+// The sum and the highest of all lanes: lane i with lane i + 8, then with i + 4, and so on.
+#if defined(__AVX2__) || defined(__AVX512F__)
+#if defined(__AVX512F__)
+inline __m256 low_half(Vec a) { return _mm512_castps512_ps256(a.x); }
+inline __m256 high_half(Vec a) { return _mm512_extractf32x8_ps(a.x, 1); }
+#else
+inline __m256 low_half(Vec a) { return a.lo; }
+inline __m256 high_half(Vec a) { return a.hi; }
+#endif
 inline float sum(Vec a) {
-    float x[kLanes];
-    store(x, a);
-    for (int step = kLanes / 2; step; step /= 2)
-        for (int i = 0; i < step; i++) x[i] += x[i + step];
-    return x[0];
+    __m256 eight = _mm256_add_ps(low_half(a), high_half(a));
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 inline float highest(Vec a) {
-    float x[kLanes];
-    store(x, a);
-    for (int step = kLanes / 2; step; step /= 2)
-        for (int i = 0; i < step; i++) x[i] = x[i] > x[i + step] ? x[i] : x[i + step];
-    return x[0];
+    __m256 eight = _mm256_max_ps(low_half(a), high_half(a));
+    __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 }
+#else
+inline float sum(Vec a) {
+    for (int step = kLanes / 2; step; step /= 2)
+        for (int i = 0; i < step; i++) a.x[i] += a.x[i + step];
+    return a.x[0];
+}
+inline float highest(Vec a) {
+    for (int step = kLanes / 2; step; step /= 2)
+        for (int i = 0; i < step; i++) a.x[i] = a.x[i] > a.x[i + step] ? a.x[i] : a.x[i + step];
+    return a.x[0];
+}
+#endif
 
 #if !defined(__AVX2__) && !defined(__AVX512F__)
 constexpr int kSums = 4;

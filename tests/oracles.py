@@ -131,6 +131,20 @@ def euclidean_lloyd(points: Tensor, starts: list[int], iterations: int) -> list[
     return assign()
 
 
+def in_bytes(x: Tensor, most: int) -> tuple[list[int], float]:
+    """Whole numbers round(most·x / max|x|), computed in float32, and max|x|."""
+    x = x.detach().to(torch.float32)
+    top = x.abs().max()
+    return [round(float(each / top * most)) for each in x], float(top)
+
+
+def byte_product(q: Tensor, k: Tensor) -> float:
+    """What keys are ranked by for one query: the whole numbers' product, times the key's largest number, in float32."""
+    (left, _), (right, top) = in_bytes(q, 63), in_bytes(k, 127)
+    whole = sum(a * b for a, b in zip(left, right, strict=True))
+    return float(torch.tensor(float(whole), dtype=torch.float32) * top)
+
+
 def near_far(
     q: Tensor, k: Tensor, v: Tensor, scale: float, groups: list[int], clusters: list[int], near: int
 ) -> Tensor:
@@ -141,7 +155,8 @@ def near_far(
     for i in range(q.shape[0]):
         members = [m for m, x in enumerate(groups) if x == groups[i]]
         mean = torch.stack([q[m].detach() for m in members]).mean(0)
-        liked = sorted(range(k.shape[0]), key=lambda j: (-float(scale * mean @ k[j].detach()), j))[:near]
+        products = [byte_product(scale * mean, key) for key in k]
+        liked = sorted(range(k.shape[0]), key=lambda j: (-products[j], j))[:near]
         scores, values = [scale * (q[i] @ k[j]) for j in liked], [v[j] for j in liked]
         for keys in means.values():
             left = len([j for j in keys if j not in liked])

@@ -22,7 +22,7 @@ def test_variants_read_what_they_print(text):
 
 @pytest.mark.parametrize("knobs", ["shortlist=4", "leaf", "leaf=few", "leaf=-1"])
 def test_variants_refuse_what_the_search_has_not(knobs):
-    with pytest.raises(ValueError, match="expected some of leaf, party, reach, groups with whole numbers, got "):
+    with pytest.raises(ValueError, match="expected some of leaf, groups, party, reach, least with whole numbers, got "):
         Variant.read(f"near-far:near=16 {knobs}")
 
 
@@ -119,7 +119,10 @@ def test_an_unknown_text_names_the_known_ones(tmp_path):
     [
         (["--only", "gpt"], "--only: expected some of smollm, minilm-512, minilm-2048, encoder, got gpt"),
         (["--length", "100"], "--length: expected at least 512, got 100"),
-        (["--mechanisms", "near-far leaves=4"], "--mechanisms: search: expected some of leaf, party, reach, groups"),
+        (
+            ["--mechanisms", "near-far leaves=4"],
+            "--mechanisms: search: expected some of leaf, groups, party, reach, least",
+        ),
     ],
 )
 def test_wrong_options_are_refused_before_any_work(arguments, message, monkeypatch, capsys):

@@ -296,19 +296,21 @@ def _top_keys(rng: random.Random) -> Arguments:
 
 def _near_keys(rng: random.Random) -> Arguments:
     batch, heads, key_heads, _, keys, dim = _sizes(rng)
-    clusters = _segments(rng, batch, key_heads, keys, False)
-    chunks, share, width, near = rng.randint(0, 3), rng.randint(0, 3), rng.randint(0, 4), rng.randint(0, 5)
-    count, groups = clusters[1].shape[-1], chunks * share
+    slots, count = (rng.randint(0, 40) if keys else 0), rng.randint(0, 5)
+    edges = torch.randint(0, slots + 1, (batch, key_heads, count + 1), dtype=torch.int32).sort(-1).values
+    clusters = [_ints(keys, batch, key_heads, slots), edges[..., :-1].clone(), edges[..., 1:].clone()]
+    chunks, share, width, near = rng.randint(0, 3), rng.randint(0, 12), rng.randint(0, count), rng.randint(0, 5)
+    groups = chunks * share
     wide, room = rng.random() < 0.5, width + rng.randint(0, 2)
     return {
         **_queries_and_keys(rng, (batch, heads, groups, dim), (batch, key_heads, keys, dim)),
         "clusters": clusters,
-        "visible": _ints(count, batch, chunks, width),
-        "seen": _ints(width + 1 if count else 1, batch, chunks),
+        "visible": torch.rand(batch, chunks, count).argsort(-1)[..., :width].sort(-1).values.to(torch.int32),
+        "seen": _ints(width + 1, batch, chunks),
         "used": _ints(share + 1, batch, chunks, dtype=torch.int64),
         "together": _ints(4, batch, dtype=torch.int64) + 1,
         "near": near,
-        "reach": max(1, near) + rng.randint(0, 3),
+        "reach": max(1, near) + rng.randint(0, 9),
         "wide": wide,
         "room": room,
         "threads": rng.randint(1, 3),

@@ -277,6 +277,9 @@ def test_near_keys_refuses_malformed_clusters():
     for wrong, message in (
         ({"order": (0, 1, 2, 4)}, r"clusters.order: expected indices in \[0, 4\), got 4"),
         ({"visible": ((0, 2),)}, r"visible: expected indices in \[0, 2\), got 2"),
+        ({"visible": ((1, 0),)}, r"visible: expected ascending indices, got 0 after 1"),
+        ({"visible": ((1, 1),)}, r"visible: expected ascending indices, got 1 after 1"),
+        ({"stop": (3, 4)}, r"clusters: expected one behind the other, got start 2 after stop 3"),
         ({"seen": (3,)}, r"seen: expected at most 2, got 3"),
         ({"room": 1}, r"seen: expected at most 1, got 2"),
         ({"seen": (2, 2)}, r"seen: expected shape \(1, 1\)"),

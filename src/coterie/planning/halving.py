@@ -1,7 +1,8 @@
 """Halving: similar rows side by side, in leaves of equal size.
 
 Two rows that are far apart are found; the rows nearer to the one and to the other have two means; and along the line
-between these, all rows are cut in two at the middle. Each half is cut in the same way until leaves are left. Unlike
+between these, all rows are cut in two at the middle. Each half is cut in the same way until leaves are left that
+stay together. Unlike
 k-means this gives groups of one size, whatever the data, at O(N·D) a level.
 
 Where rows lie is measured on whole numbers, so small that products of them are exact even in float32: so no half
@@ -40,8 +41,8 @@ def halve(x: Tensor, parts: Parts, leaves: Tensor, room: int, together: Tensor) 
         middle = _middle(first, last, together[:, None, None])
         right = torch.arange(room, device=x.device) >= middle
         first, last = torch.where(right, middle, first), torch.where(right, last, middle)
-    leaf = leaf[:, None].expand_as(tree.slots)
-    slots = tree.slots.gather(-1, _sorted_by(tree.slots, leaf))
+    party = torch.where(used, leaf // together[:, None, None], room)[:, None].expand_as(tree.slots)
+    slots = tree.slots.gather(-1, _sorted_by(tree.slots, party))
     # Unused places write behind the end.
     where = torch.where(used, parts.start[..., None].long() + place, order.shape[-1])
     found = rows[:, None].expand_as(slots).gather(-1, slots).flatten(2).to(torch.int32)
@@ -50,10 +51,10 @@ def halve(x: Tensor, parts: Parts, leaves: Tensor, room: int, together: Tensor) 
 
 
 def _middle(first: Tensor, last: Tensor, together: Tensor) -> Tensor:
-    """The leaf at which the second half of each leaf's node begins. Leaves that search together are split last."""
+    """The leaf at which the second half of each leaf's node begins; where it ends, if it is not to be split."""
     count = last - first
-    step = torch.where(count > together, together, 1)
-    return torch.where(count > 1, first + (count + 2 * step - 1) // (2 * step) * step, last)
+    middle = first + (count + 2 * together - 1) // (2 * together) * together
+    return torch.where(count > together, middle, last)
 
 
 def _whole(x: Tensor, over: tuple[int, ...]) -> Tensor:

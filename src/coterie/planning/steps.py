@@ -29,7 +29,7 @@ class Seen(NamedTuple):
 
 
 class NearSearch(NamedTuple):
-    """How many keys a group picks, and of how many at least, if it sees so many."""
+    """How many keys a group picks, at most all there are, and of how many at least, if it sees so many."""
 
     near: int
     reach: int
@@ -107,16 +107,16 @@ class Steps(Protocol):
         """Similar rows of a part side by side, in leaves of equal size.
 
         The rows are cut in two, along a direction in which they differ much, and so on. Leaf l of a part of n rows is
-        what lies between l·n // leaves and (l + 1)·n // leaves, in order of position.
+        what lies between l·n // leaves and (l + 1)·n // leaves. Leaves that stay together are in order of position.
 
         Args:
             x: (B, heads, N, D) rows; what is not finite counts as 0.
             parts: which rows belong together.
             leaves: (B, parts) how many leaves a part has, at most `room`.
-            together: (B,) so many leaves, from a part's first on, are most alike: they are split last.
+            together: (B,) so many leaves, from a part's first on, are most alike: they are not split.
 
         Returns:
-            (B, heads, M) int32: `parts.order` with the rows of each part leaf by leaf.
+            (B, heads, M) int32: `parts.order` with similar rows of each part side by side.
         """
         ...
 

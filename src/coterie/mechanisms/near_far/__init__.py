@@ -42,7 +42,7 @@ class NearFar(Mechanism):
     Args:
         near: keys that a query meets exactly (besides its own and the previous chunk and the sinks, if causal).
         query_clusters, key_clusters: how many groups and clusters, or "auto"; causal: in a chunk.
-        iterations: of Lloyd's algorithm.
+        iterations: of Lloyd's algorithm; at most one for the small groups of queries, if causal.
         chunk: keys of a chunk, if causal.
         strict: if causal, earlier outputs do not depend on later tokens in any way.
         seed: of the random draws.

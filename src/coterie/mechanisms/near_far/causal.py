@@ -31,9 +31,14 @@ def causal(options: NearFar, tokens: Tokens) -> Plan:
 def _groups(options: NearFar, tokens: Tokens, chunks: Chunks) -> Groups:
     """Similar queries of a chunk, and what picks for them: their mean query, or with `strict` an older centroid."""
     count, parts = _count(options, tokens.sizes.queries), chunks.queries
-    together = torch.full((tokens.sizes.batch,), options.search.party, device=tokens.device)
+    looked_at = options.search.looked_at(options.near, tokens.sizes.keys, causal=True)
+    together = options.search.together(looked_at, chunks.num_keys, count.room)
     exist = count.of(parts.sizes)
-    labels, centroids = cluster(options, tokens, tokens.raw_q, parts, chunks.of_query, exist, count.room, together)
+    # So few queries to a centroid change little after they were first assigned to it.
+    steps = min(options.iterations, 1)
+    labels, centroids = cluster(
+        tokens, tokens.raw_q, parts, chunks.of_query, exist, count.room, together, steps, options.seed
+    )
     total = centroids.shape[2]
     if options.strict:
         centroids, exist = _before(tokens, chunks, centroids, exist, count.room)

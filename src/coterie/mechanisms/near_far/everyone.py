@@ -37,8 +37,7 @@ def _groups(options: NearFar, tokens: Tokens) -> Groups:
     groups = count.of(rows)
     pieces = (groups + _IN_PART - 1) // _IN_PART
     most = max(2, ceil_div(count.room, _IN_PART))  # 1 would be a graph of its own
-    together = torch.full_like(rows, options.search.party)
-    halved = tokens.steps.halve(tokens.raw_q, whole, pieces[:, None], most, torch.ones_like(together)).long()
+    halved = tokens.steps.halve(tokens.raw_q, whole, pieces[:, None], most, torch.ones_like(rows)).long()
     edges = balanced_offsets(rows, pieces, most)
     place = torch.arange(tokens.sizes.queries, device=tokens.device).expand(tokens.sizes.batch, -1)
     parts = Parts(place.to(torch.int32), edges[:, :-1], edges[:, 1:])
@@ -47,7 +46,9 @@ def _groups(options: NearFar, tokens: Tokens) -> Groups:
     each = torch.where(parts.sizes > 0, (groups + pieces - 1)[:, None] // pieces[:, None], 0)
     x = _rows(tokens.raw_q, halved)
     room = min(count.room, _IN_PART) if isinstance(count, Fixed) else _IN_PART  # a length would be compared: two graphs
-    labels, centroids = cluster(options, tokens, x, parts, of_place, each, room, together)
+    looked_at = options.search.looked_at(options.near, tokens.sizes.keys, causal=False)
+    together = options.search.together(looked_at, tokens.key_mask.sum(-1), room)
+    labels, centroids = cluster(tokens, x, parts, of_place, each, room, together, options.iterations, options.seed)
     total = centroids.shape[2]
     del x, centroids
     order, offsets = tokens.steps.group_by(labels, (place < rows[:, None])[:, None], total)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,9 +10,6 @@ from torch import Tensor
 from coterie.planning.kmeans import Draws
 from coterie.planning.orders import Parts
 from coterie.planning.tokens import Tokens
-
-if TYPE_CHECKING:
-    from coterie.mechanisms.near_far import NearFar
 
 
 class Groups(NamedTuple):
@@ -31,7 +28,6 @@ def draws(tokens: Tokens, seed: int) -> Draws:
 
 
 def cluster(
-    options: NearFar,
     tokens: Tokens,
     x: Tensor,
     parts: Parts,
@@ -39,6 +35,8 @@ def cluster(
     exist: Tensor,
     room: int,
     together: Tensor,
+    iterations: int,
+    seed: int,
 ) -> tuple[Tensor, Tensor]:
     """A few similar rows of a part together, and similar clusters side by side.
 
@@ -47,13 +45,12 @@ def cluster(
         of_row: (B, N) the part of each row.
         exist: (B, parts) how many clusters a part has, at most `room`.
         together: (B,) how many clusters are most alike.
+        iterations: of Lloyd's algorithm.
 
     Returns:
         the cluster of each row (B, H, N), counted through all parts, and centroids (B, H, parts · room, D) float64.
     """
-    labels, centroids = tokens.steps.kmeans(
-        x, parts, room, options.iterations, counts=exist, **draws(tokens, options.seed)
-    )
+    labels, centroids = tokens.steps.kmeans(x, parts, room, iterations, counts=exist, **draws(tokens, seed))
     order = _side_by_side(tokens, centroids, exist, room, together)
     place = torch.empty_like(order)
     place.scatter_(-1, order, torch.arange(order.shape[-1], device=x.device).expand_as(order))

@@ -45,8 +45,8 @@ class Level(NamedTuple):
     def shown(self, begin: Tensor, stop: Tensor) -> tuple[Tensor, Tensor]:
         """The means of the blocks from chunk `begin` up to `stop`, (B, chunks, V) each: which, and whether used."""
         room = self.in_block.room
-        step = torch.arange(min(self.blocks, _BLOCKS + 1), device=stop.device)
-        block = stop[..., None] // self.size - 1 - step
+        most = min(self.blocks, _BLOCKS + 1)
+        block = stop[..., None] // self.size - most + torch.arange(most, device=stop.device)
         used = block * self.size >= begin[..., None]
         each = torch.arange(room, device=stop.device)
         which = self.first + block[..., None] * room + each

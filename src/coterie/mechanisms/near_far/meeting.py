@@ -34,7 +34,7 @@ def meet(options: NearFar, tokens: Tokens, groups: Groups, far: Far) -> tuple[Ro
     count, chunks = groups.queries.shape[2], far.visible.shape[1]
     share, width = count // chunks, far.visible.shape[-1] + far.sinks.shape[-1]
     seen = Seen(far.visible, far.seen, groups.exist, groups.together, width)
-    search = options.search.of(options.near, tokens.sizes.keys, largest=far.largest)
+    search = options.search.of(options.near, tokens.sizes.keys, causal=tokens.causal, largest=far.largest)
     picks, left = tokens.steps.near_keys(tokens, groups.queries, far.clusters, seen, search)
     shown, sunk, keys = (x.repeat_interleave(share, 1) for x in (far.seen, far.sunk, far.keys))
     group = torch.arange(count, device=tokens.device)

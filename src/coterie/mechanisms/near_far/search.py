@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from coterie.planning.steps import NearSearch
 
@@ -14,12 +15,21 @@ class Search(NamedTuple):
     together: they look at the same clusters of keys, so that these are read once for all of them."""
 
     leaf: int = 4  # queries that pick together, if causal
-    party: int = 8  # leaves that search together
-    reach: int = 12  # they look at so many times the keys that each picks; 0: at all
     groups: int = 57  # √(groups·N) leaves, if not causal: of 3 queries at 512 tokens, of 12 at 8,192
+    party: int = 8  # leaves that search together
+    reach: int = 24  # they look at so many times the keys that each picks; 0: at all
+    least: int = 6144  # and at so many keys at least, if causal: there clusters are small, and many
 
-    def of(self, near: int, keys: int, *, largest: int) -> NearSearch:
-        """For `near` keys of `keys`, in clusters of at most `largest`."""
+    def looked_at(self, near: int, keys: int, *, causal: bool) -> int:
+        """How many of `keys` keys are looked at, or a few more, for `near` picks."""
         picked = min(near, keys)
-        looked_at = picked * self.reach if self.reach else keys
-        return NearSearch(picked, max(1, picked, looked_at), largest > torch.iinfo(torch.int16).max)
+        return max(1, picked * self.reach, self.least if causal else 1) if self.reach else max(1, keys)
+
+    def together(self, looked_at: int, keys: Tensor, room: int) -> Tensor:
+        """(B,) how many leaves search together, of at most `room` in a chunk that sees at most `keys` (B,) keys."""
+        return torch.where(keys > looked_at, self.party, room)  # if they look at all, it does not matter who with
+
+    def of(self, near: int, keys: int, *, causal: bool, largest: int) -> NearSearch:
+        """For `near` keys of `keys`, in clusters of at most `largest`."""
+        wide = largest > torch.iinfo(torch.int16).max
+        return NearSearch(min(near, keys), self.looked_at(near, keys, causal=causal), wide)

@@ -1,0 +1,215 @@
+// Rows in 8 bits, and their products: whole numbers, so that they are the same in any order and on every machine.
+#pragma once
+
+#include <cstdlib>
+#include <vector>
+
+#include "orders.h"
+#include "pages.h"
+
+namespace coterie::COTERIE_ISA {
+
+constexpr int kQuad = 4;  // bytes that are multiplied and added up at a time
+constexpr int32_t kLift = 128;  // is added to right factors: instructions want one factor without a sign
+constexpr float kLeftMost = 63, kRightMost = 127;  // so the sum of two products fits into 16 bits: 2·63·255 < 2^15
+
+// Where byte j of the quad of a lane is.
+#if defined(__AVX2__) || defined(__AVX512F__)
+inline int quad_place(int64_t lane, int j) { return static_cast<int>(lane * kQuad + j); }
+#else
+inline int quad_place(int64_t lane, int j) { return static_cast<int>(j * kLanes + lane); }
+#endif
+
+inline int64_t quads_of(int64_t dim) { return padded(dim) / kQuad; }
+
+// A row x as whole numbers, round(most · x / max|x|); returns max|x|, inside of what is safe to multiply with. `x` is
+// followed by 0 up to a multiple of kLanes, and there must be room for as many bytes.
+inline float to_whole(const float* x, int64_t dim, float most, int32_t lift, uint8_t* to) {
+    Vec tops = splat(0);
+    for (int64_t d = 0; d < dim; d += kLanes) tops = max(abs(load(x + d)), tops);
+    float top = highest(tops);
+    Vec divisor = splat(top > 0 ? top : 1);
+    for (int64_t d = 0; d < dim; d += kLanes) {
+        float each[kLanes];
+        store(each, round(load(x + d) / divisor * splat(most)));
+        for (int i = 0; i < kLanes; i++) to[d + i] = static_cast<uint8_t>(static_cast<int32_t>(each[i]) + lift);
+    }
+    return std::clamp(top, 1e-30f, 1e30f);
+}
+
+#if defined(__AVX512F__)
+
+constexpr int kByteRows = 8;  // left rows at a time
+using Whole = __m512i;  // a struct would go through memory
+using Quads = __m512i;  // kQuad bytes of each of kLanes right rows
+inline Whole whole(int32_t a) { return _mm512_set1_epi32(a); }
+inline Quads load_quads(const uint8_t* p) { return _mm512_loadu_si512(p); }
+inline Vec to_floats(Whole a) { return {_mm512_cvtepi32_ps(a)}; }
+
+// CPUs with AVX-512 have VNNI from 2019 on. COTERIE_VNNI=0 in the environment does without, to test that.
+inline bool has_vnni() {
+    static const bool found = [] {
+        const char* wanted = std::getenv("COTERIE_VNNI");
+        return __builtin_cpu_supports("avx512vnni") && !(wanted && !std::strcmp(wanted, "0"));
+    }();
+    return found;
+}
+template <bool Vnni>
+inline Whole add_products(Whole sum, const Quads& right, const int32_t* left) {
+    if constexpr (Vnni) {
+        asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(right), "v"(_mm512_set1_epi32(*left)));
+        return sum;
+    } else {
+        __m512i pairs = _mm512_maddubs_epi16(right, _mm512_set1_epi32(*left));
+        return _mm512_add_epi32(sum, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+    }
+}
+
+#elif defined(__AVX2__)
+
+constexpr int kByteRows = 4;
+struct Whole {
+    __m256i lo, hi;
+};
+struct Quads {
+    __m256i lo, hi;
+};
+inline Whole whole(int32_t a) { return {_mm256_set1_epi32(a), _mm256_set1_epi32(a)}; }
+inline Quads load_quads(const uint8_t* p) {
+    auto* at = reinterpret_cast<const __m256i*>(p);
+    return {_mm256_loadu_si256(at), _mm256_loadu_si256(at + 1)};
+}
+inline Vec to_floats(Whole a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
+inline bool has_vnni() { return false; }
+template <bool>
+inline Whole add_products(Whole sum, const Quads& right, const int32_t* left) {
+    __m256i each = _mm256_set1_epi32(*left), one = _mm256_set1_epi16(1);
+    auto products = [&](__m256i x) { return _mm256_madd_epi16(_mm256_maddubs_epi16(x, each), one); };
+    return {_mm256_add_epi32(sum.lo, products(right.lo)), _mm256_add_epi32(sum.hi, products(right.hi))};
+}
+
+#else
+
+constexpr int kByteRows = 4;
+struct Whole {
+    int32_t x[kLanes];
+};
+struct Quads {
+    const uint8_t* x;
+};
+inline Whole whole(int32_t a) {
+    Whole r;
+    for (int i = 0; i < kLanes; i++) r.x[i] = a;
+    return r;
+}
+inline Quads load_quads(const uint8_t* p) { return {p}; }
+inline Vec to_floats(Whole a) {
+    Vec r;
+    for (int i = 0; i < kLanes; i++) r.x[i] = static_cast<float>(a.x[i]);
+    return r;
+}
+inline bool has_vnni() { return false; }
+template <bool>
+inline Whole add_products(Whole sum, const Quads& right, const int32_t* left) {
+    int8_t each[kQuad];
+    std::memcpy(each, left, kQuad);
+    for (int j = 0; j < kQuad; j += 2) {
+        const uint8_t *first = right.x + j * kLanes, *second = first + kLanes;
+        int16_t pairs[kLanes];
+        for (int i = 0; i < kLanes; i++) pairs[i] = static_cast<int16_t>(each[j] * first[i] + each[j + 1] * second[i]);
+        for (int i = 0; i < kLanes; i++) sum.x[i] += pairs[i];
+    }
+    return sum;
+}
+
+#endif
+
+// Left factors: a few rows, in blocks of kByteRows.
+struct LeftBytes {
+    int64_t quads = 0, rows = 0;
+    std::vector<int32_t> bytes{};  // (blocks, quads, kByteRows)
+    std::vector<int32_t> first{};  // (blocks, kByteRows): what undoes kLift
+    std::vector<float> scales{};  // (rows)
+
+    void clear(int64_t dim) {
+        quads = quads_of(dim);
+        rows = 0;
+        bytes.clear();
+        first.clear();
+        scales.clear();
+    }
+    int64_t padded_rows() const { return static_cast<int64_t>(first.size()); }
+    // `row` is followed by 0 up to a multiple of kLanes.
+    void add(const float* row, int64_t dim) {
+        row_.resize(quads * kQuad);
+        scales.push_back(to_whole(row, dim, kLeftMost, 0, row_.data()) / (kLeftMost * kRightMost));
+        if (rows % kByteRows == 0) {
+            bytes.resize(bytes.size() + quads * kByteRows);
+            first.resize(first.size() + kByteRows);
+        }
+        int32_t* to = bytes.data() + rows / kByteRows * quads * kByteRows + rows % kByteRows;
+        for (int64_t i = 0; i < quads; i++) std::memcpy(to + i * kByteRows, row_.data() + i * kQuad, kQuad);
+        int32_t total = 0;
+        for (uint8_t each : row_) total += static_cast<int8_t>(each);
+        first[rows++] = -kLift * total;
+    }
+
+private:
+    std::vector<uint8_t> row_{};
+};
+
+// Right factors: rows in panels of kLanes, which hold kQuad bytes of each row after the other.
+class RightBytes {
+public:
+    RightBytes(int64_t rows, int64_t dim)
+        : rows_(rows), quads_(quads_of(dim)), bytes_(padded(rows) * quads_ * kQuad), scales_(padded(rows)) {}
+
+    int64_t rows() const { return rows_; }
+    const uint8_t* panel(int64_t p) const { return bytes_.data() + p * kLanes * quads_ * kQuad; }
+    const float* scales(int64_t p) const { return scales_.data() + p * kLanes; }
+
+    // `row`: quads · kQuad bytes, as `to_whole` writes them.
+    void put(int64_t place, const uint8_t* row, float scale) {
+        uint8_t* to = bytes_.data() + place / kLanes * quads_ * kLanes * kQuad;
+        for (int64_t i = 0; i < quads_; i++)
+            for (int j = 0; j < kQuad; j++) to[i * kLanes * kQuad + quad_place(place % kLanes, j)] = row[i * kQuad + j];
+        scales_[place] = scale;
+    }
+
+private:
+    int64_t rows_, quads_;
+    Pages<uint8_t> bytes_;
+    Pages<float> scales_;
+};
+
+// A block of left rows with one panel.
+template <bool Vnni>
+inline void block_products(const LeftBytes& left, int64_t block, const RightBytes& right, int64_t panel, float* to,
+                           int64_t stride) {
+    Whole sums[kByteRows];
+    for (int i = 0; i < kByteRows; i++) sums[i] = whole(left.first[block * kByteRows + i]);
+    const uint8_t* bytes = right.panel(panel);
+    const int32_t* rows = left.bytes.data() + block * left.quads * kByteRows;
+    for (int64_t q = 0; q < left.quads; q++, bytes += kLanes * kQuad, rows += kByteRows) {
+        Quads here = load_quads(bytes);
+        for (int i = 0; i < kByteRows; i++) sums[i] = add_products<Vnni>(sums[i], here, rows + i);
+    }
+    Vec scales = load(right.scales(panel));
+    for (int i = 0; i < kByteRows; i++) store(to + i * stride, to_floats(sums[i]) * scales);
+}
+
+// The products of all left rows, up to a multiple of kByteRows, with `count` panels from `panel` on, relative to each
+// left row's scale.
+inline void byte_products(const LeftBytes& left, const RightBytes& right, int64_t panel, int64_t count, float* to,
+                          int64_t stride) {
+    for (int64_t row = 0; row < left.rows; row += kByteRows)
+        for (int64_t p = 0; p < count; p++) {
+            float* here = to + row * stride + p * kLanes;
+            if (has_vnni())
+                block_products<true>(left, row / kByteRows, right, panel + p, here, stride);
+            else
+                block_products<false>(left, row / kByteRows, right, panel + p, here, stride);
+        }
+}
+
+}  // namespace coterie::COTERIE_ISA

@@ -1,0 +1,109 @@
+// Which of the clusters in view some groups of queries search.
+#pragma once
+
+#include "near_bytes.h"
+
+namespace coterie::COTERIE_ISA {
+
+// Stretches of places that are multiplied, whole panels at a time; what is computed besides becomes −inf.
+struct Spans {
+    struct Span {
+        int64_t start, stop, first;  // its scores begin there, with those of its first panel
+
+        int64_t panel() const { return start / kLanes; }
+        int64_t panels() const { return (stop - 1) / kLanes - panel() + 1; }
+    };
+    std::vector<Span> all{};
+
+    void clear() { all.clear(); }
+    // After those before it.
+    void add(int64_t start, int64_t stop) {
+        if (!all.empty() && start <= all.back().stop)
+            all.back().stop = std::max(all.back().stop, stop);
+        else
+            all.push_back({start, stop, scores()});
+    }
+    // How many scores there are for each left row.
+    int64_t scores() const { return all.empty() ? 0 : all.back().first + all.back().panels() * kLanes; }
+    int64_t at(size_t span, int64_t place) const { return all[span].first + place - all[span].panel() * kLanes; }
+
+    void multiply(const LeftBytes& left, const RightBytes& right, float* to) const {
+        int64_t stride = scores();
+        for (size_t i = 0; i < all.size(); i++) {
+            breathe();
+            const Span& span = all[i];
+            byte_products(left, right, span.panel(), span.panels(), to + span.first, stride);
+            int64_t begin = at(i, span.start), end = at(i, span.stop), behind = span.first + span.panels() * kLanes;
+            for (int64_t row = 0; row < left.rows; row++) {
+                float* mine = to + row * stride;
+                std::fill(mine + span.first, mine + begin, -INFINITY);
+                std::fill(mine + end, mine + behind, -INFINITY);
+            }
+        }
+    }
+};
+
+// A group likes a cluster by the larger product with its mean or its outlier, less the largest that the group has with
+// any; and groups that search together like it as much as one of them.
+class Ranking {
+public:
+    // The best of the clusters, until they hold `reach` keys.
+    const std::vector<View::Cluster>& rank(const View& view, const KeyBytes& keys, const LeftBytes& queries,
+                                           int64_t reach) {
+        like(view, keys, queries);
+        ranked_.resize(view.clusters.size());
+        for (size_t i = 0; i < ranked_.size(); i++)  // best last, and of equal ones the first
+            ranked_[i] = static_cast<uint64_t>(sortable(likes_[i])) << 32 | (ranked_.size() - 1 - i);
+        std::make_heap(ranked_.begin(), ranked_.end());
+        auto last = ranked_.end();
+        wanted_.assign(ranked_.size(), 0);
+        for (int64_t held = 0; last != ranked_.begin() && held < reach;) {
+            std::pop_heap(ranked_.begin(), last--);
+            size_t i = ranked_.size() - 1 - (*last & UINT32_MAX);
+            wanted_[i] = 1;
+            held += view.clusters[i].stop - view.clusters[i].start;
+        }
+        chosen_.clear();
+        for (size_t i = 0; i < wanted_.size(); i++)
+            if (wanted_[i]) chosen_.push_back(view.clusters[i]);
+        return chosen_;
+    }
+
+private:
+    // How much the groups together like each of view.clusters.
+    void like(const View& view, const KeyBytes& keys, const LeftBytes& queries) {
+        spans_.clear();
+        for (const auto& each : view.clusters) spans_.add(each.id, each.id + 1);
+        int64_t stride = spans_.scores();
+        to_mean_.resize(queries.padded_rows() * stride);
+        to_outlier_.resize(queries.padded_rows() * stride);
+        spans_.multiply(queries, keys.means, to_mean_.data());
+        spans_.multiply(queries, keys.outliers, to_outlier_.data());
+        best_.assign(stride, -INFINITY);
+        for (int64_t row = 0; row < queries.rows; row++) {
+            float *mean = to_mean_.data() + row * stride, *outlier = to_outlier_.data() + row * stride;
+            Vec top = splat(-INFINITY);
+            for (int64_t j = 0; j < stride; j += kLanes) {
+                store(mean + j, max(load(mean + j), load(outlier + j)));
+                top = max(load(mean + j), top);
+            }
+            Vec most = splat(highest(top)), scale = splat(queries.scales[row]);
+            for (int64_t j = 0; j < stride; j += kLanes)
+                store(best_.data() + j, max((load(mean + j) - most) * scale, load(best_.data() + j)));
+        }
+        likes_.resize(view.clusters.size());
+        size_t span = 0;
+        for (size_t i = 0; i < likes_.size(); i++) {
+            while (view.clusters[i].id >= spans_.all[span].stop) span++;
+            likes_[i] = best_[spans_.at(span, view.clusters[i].id)];
+        }
+    }
+
+    Spans spans_;
+    std::vector<float> to_mean_, to_outlier_, best_, likes_;
+    std::vector<uint64_t> ranked_;
+    std::vector<uint8_t> wanted_;
+    std::vector<View::Cluster> chosen_;
+};
+
+}  // namespace coterie::COTERIE_ISA
