@@ -121,7 +121,7 @@ def test_near_keys_by_loops(reach, seed):
                         best = [max(x for x in likes[p] if x is not None) for p in party]
                         scale = [in_bytes(queries[p], 63)[1] for p in party]
                         rank[i] = max((likes[p][i] - t) * s for p, t, s in zip(party, best, scale, strict=True))
-                searched = []
+                searched: list[int] = []
                 for i in sorted(rank, key=lambda i: (-rank[i], i)):
                     if len(searched) < max(near, reach):
                         searched += shown[i]
