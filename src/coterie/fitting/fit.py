@@ -26,6 +26,7 @@ def default_candidates(seed: int = 0) -> list[Mechanism]:
     """What is tried unless a user says otherwise."""
     return [
         *(NearFar(near=near, seed=seed) for near in (16, 32, 64, 128, 256)),
+        *(NearFar(near=near, chunk=64, seed=seed) for near in (16, 48, 96)),
         Smyrf(rounds=1, cluster_size=32, seed=seed),
         *(Smyrf(rounds=rounds, cluster_size=64, seed=seed) for rounds in (2, 8)),
         ImprovedClustered(clusters=100, topk=64, space="euclidean", seed=seed),

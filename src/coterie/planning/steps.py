@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Seen(NamedTuple):
     """What groups of queries see of clusters of keys. Groups come chunk by chunk, G / C to each."""
 
-    clusters: Tensor  # (B, C, V) int32: the groups of a chunk see the first `shown` of these
+    clusters: Tensor  # (B, C, V) int32, ascending: the groups of a chunk see the first `shown` of these
     shown: Tensor  # (B, C)
     groups: Tensor  # (B, C) int64: so many of a chunk's groups exist
     together: Tensor  # (B,) int64: so many groups, from a chunk's first on, search together
@@ -129,11 +129,12 @@ class Steps(Protocol):
         and each picks the `near` keys among them whose products with its query are largest. A group likes a cluster by
         the product with its mean key or with its outlier, whichever is larger, less the largest that it has with any;
         together they like it as much as the one who likes it most. An outlier is the key farthest from the mean: what
-        some queries look for may be unlike the rest of its cluster.
+        some queries look for may be unlike the rest of its cluster. Products are those of `coterie.planning.bytes`.
 
         Args:
             queries: (B, H, G, D) float64, what stands for each group, scale included.
-            clusters: the keys of each cluster, per key head; those that a group sees have no key in common.
+            clusters: the keys of each cluster, per key head, one cluster behind the other; those that a group sees have
+                no key in common.
             seen: the clusters that each group sees, and which groups search together.
             search: how many keys are looked at.
 
