@@ -87,6 +87,7 @@ private:
         int64_t dim = call.k.dim;
         std::vector<float> scratch(dim), copy(padded(dim));
         for (int64_t i = 0; i < call.k.rows; i++) {
+            if (i % 1024 == 0) breathe();
             const float* row = fetch(call.k, b, h, i, scratch.data());
             if (dim % kLanes || !all_finite(row, dim)) {
                 std::copy_n(row, dim, copy.data());
