@@ -34,7 +34,7 @@ inline float to_whole(const float* x, int64_t dim, float most, int32_t lift, uin
         store(each, round(load(x + d) / divisor * splat(most)));
         for (int i = 0; i < kLanes; i++) to[d + i] = static_cast<uint8_t>(static_cast<int32_t>(each[i]) + lift);
     }
-    return std::clamp(top, 1e-30f, 1e30f);
+    return std::clamp(top, 1e-30f, 1e28f);
 }
 
 #if defined(__AVX512F__)

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <bit>
+#include <cfloat>
 #include <span>
 #include <vector>
 
@@ -64,11 +65,12 @@ inline float limit_of(const float* x, int64_t padded_size, int64_t least, int64_
         if (reached >= least && reached <= most) return limit;
         (reached > most ? low : high) = limit;
         (reached > most ? below : above) = true;
-        limit += doubling * std::min(4.0f, 2 * float(reached) / float(least + most) - 1);
+        float step = doubling * std::min(4.0f, 2 * float(reached) / float(least + most) - 1);
+        limit = std::clamp(limit + step, -FLT_MAX, FLT_MAX);  // −inf, which is nobody, must not reach it
         if (!(below && above)) {
             doubling *= 2;
         } else if (tries > 4 || !(limit > low && limit < high)) {
-            limit = low + (high - low) / 2;
+            limit = low / 2 + high / 2;
             if (!(limit > low && limit < high)) return low;
         }
     }
@@ -78,16 +80,18 @@ inline float limit_of(const float* x, int64_t padded_size, int64_t least, int64_
 // quick if they are like those that it chose from before, but those do not matter otherwise.
 class Chooser {
 public:
-    // `scores`: −inf up to a multiple of kLanes and where there is no key; at least `wanted` are finite. Returns
-    // places.
-    std::span<const int32_t> choose(const float* scores, int64_t padded_size, const int32_t* keys, int64_t wanted) {
+    // `scores`: −inf up to a multiple of kLanes and where there is no key; `held` are finite. Returns places.
+    std::span<const int32_t> choose(const float* scores, int64_t padded_size, const int32_t* keys, int64_t held,
+                                    int64_t wanted) {
         float loose = limit_of(scores, padded_size, wanted, 2 * wanted, hint_, doubling_);
         int64_t some = collect(scores, padded_size, loose, some_), count = padded(some);
         if (static_cast<int64_t>(scores_.size()) < count) scores_.resize(count);
         for (int64_t i = 0; i < some; i++) scores_[i] = scores[some_[i]];
         std::fill(scores_.begin() + some, scores_.begin() + count, -INFINITY);
         float limit = limit_of(scores_.data(), count, wanted, wanted, loose, doubling_);
-        if (limit > loose) doubling_ = std::max(1e-30f, (limit - loose) * float(wanted) / float(some - wanted));
+        // Where all are collected, `loose` may be far below them, and says nothing.
+        if (some > wanted && some < held)
+            doubling_ = std::max(1e-30f, (limit - loose) * std::min(4.0f, float(wanted) / float(some - wanted)));
         hint_ = limit - doubling_ / 2;
         int64_t found = collect(scores_.data(), count, limit, chosen_);
         for (int64_t i = 0; i < found; i++) chosen_[i] = some_[chosen_[i]];

@@ -69,7 +69,7 @@ private:
             spans_.multiply(left_, keys.keys, scores_.data());
         }
         for (int64_t g = 0; g < left_.rows; g++)
-            write(wanted ? chooser_.choose(scores_.data() + g * stride, stride, keys_.data(), wanted)
+            write(wanted ? chooser_.choose(scores_.data() + g * stride, stride, keys_.data(), held_, wanted)
                          : std::span<const int32_t>(),
                   first + g);
     }

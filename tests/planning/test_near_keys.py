@@ -34,7 +34,7 @@ def test_bytes_of_zeros_and_of_wild_numbers():
     x = torch.tensor([[0.0, 0.0], [1e300, -1e300], [float("nan"), 1.0], [1e-45, 0.0]], dtype=torch.float64)
     found = Bytes.of_keys(x)
     assert found.whole.tolist() == [[0, 0], [127, -127], [127, 0], [127, 0]]
-    assert found.scale.tolist() == torch.tensor([1e-30, 1e30, 1e30, 1e-30]).tolist()
+    assert found.scale.tolist() == torch.tensor([1e-30, 1e28, 1e28, 1e-30]).tolist()
     assert found.products(found).isfinite().all()
     assert Bytes.of_keys(torch.zeros(3, 0)).products(Bytes.of_keys(torch.zeros(2, 0))).tolist() == [[0.0, 0.0]] * 3
 
@@ -64,6 +64,14 @@ class Case:
         visible = torch.rand(2, 2, 9, generator=generator).argsort(-1)[..., :7].sort(-1).values
         self.seen = Seen(visible, below(8, 2, 2), below(groups + 1, 2, 2), below(4, 2) + 1, 8)
 
+    def seeing_all(self, keys):
+        """The same, but all groups exist, and see all keys in two clusters."""
+        edges = torch.tensor([0, keys // 3, keys], dtype=torch.int32).expand(2, self.clusters.order.shape[1], 3)
+        self.clusters = Means(self.clusters.order, edges[..., :-1].contiguous(), edges[..., 1:].contiguous())
+        visible, groups = torch.tensor([0, 1]).expand(2, 2, 2), self.queries.shape[2] // 2
+        self.seen = Seen(visible, torch.full((2, 2), 2), torch.full((2, 2), groups), torch.tensor([8, groups]), 3)
+        return self
+
     def run(self, steps, search):
         """The picks of each group, in order, and what is left."""
         picks, left = steps.near_keys(self.tokens, self.queries, self.clusters, self.seen, search)
@@ -83,6 +91,18 @@ class Case:
 def test_near_keys_are_the_same_in_both_backends(keys, dim, near, more, whole, wild, seed):
     case = Case(seed, keys=keys, dim=dim, whole=whole, wild=wild and keys > 0)
     search = NearSearch(min(near, keys), max(1, near, more), False)
+    for found, want in zip(case.run(native, search), case.run(reference, search), strict=True):
+        assert torch.equal(found, want)
+
+
+@pytest.mark.parametrize("keys", [40, 200])
+@pytest.mark.parametrize("missing", [0, 1, 4, 30])
+@pytest.mark.parametrize("whole", [False, True])
+def test_picks_do_not_depend_on_those_before(keys, missing, whole):
+    """Many groups one after the other, most of which pick nearly all that they see."""
+    case = Case(missing, keys=keys, groups=150, whole=whole)
+    case = case.seeing_all(keys)
+    search = NearSearch(keys - missing, keys, False)
     for found, want in zip(case.run(native, search), case.run(reference, search), strict=True):
         assert torch.equal(found, want)
 

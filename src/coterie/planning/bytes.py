@@ -14,7 +14,7 @@ from torch import Tensor
 from coterie.planning.orders import rounded
 
 _QUERY, _KEY = 63, 127  # the sum of two products of a query and a key + 128 fits into 16 bits: 2·63·255 < 2^15
-_SAFE = 1e-30, 1e30  # what scales are multiplied with stays finite and normal
+_SAFE = 1e-30, 1e28  # what scales are multiplied with stays finite and normal
 
 
 class Bytes(NamedTuple):
