@@ -12,8 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -63,24 +61,6 @@ def measure(repeats: int) -> dict[str, float]:
     return found
 
 
-def turn(python: str, repeats: int) -> dict[str, float]:
-    """`measure` by another interpreter, which need not have this file."""
-    code = (
-        f"import sys, runpy; sys.argv = ['overhead', '--json', '--repeats', '{repeats}']; "
-        f"runpy.run_path({__file__!r}, run_name='__main__')"
-    )
-    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{python} could not measure: {done.stderr.strip().splitlines()[-1]}")
-    found: dict[str, float] = json.loads(done.stdout)
-    return found
-
-
-def medians(turns: list[dict[str, float]]) -> dict[str, float]:
-    """Each figure's median over the turns."""
-    return {name: statistics.median(each[name] for each in turns) for name in turns[0]}
-
-
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -97,11 +77,9 @@ def main() -> None:
         for name, taken in measure(options.repeats).items():
             print(f"| {name} | {taken:,.0f} |")
         return
-    theirs, ours = [], []
-    for _ in range(options.turns):
-        theirs.append(turn(options.against, options.repeats))
-        ours.append(turn(sys.executable, options.repeats))
-    before, after = medians(theirs), medians(ours)
+    from benchmarks.builds import compared  # an older build that runs this file has no such module
+
+    before, after = compared(options.against, __file__, ["--repeats", str(options.repeats)], options.turns)
     print("| mechanism | call | there, µs | here, µs | here / there |\n|---|---|---:|---:|---:|")
     for name, taken in after.items():
         print(f"| {name} | {before[name]:,.0f} | {taken:,.0f} | {taken / before[name]:.2f} |")
