@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import os
 import shlex
 import sys
 import time
@@ -38,6 +36,7 @@ from coterie.cli.console import (
     wrote,
 )
 from coterie.cli.inputs import UserError
+from coterie.cli.sentences import run_command
 from coterie.files import expect_writable, shown
 from coterie.fitting.fit import Fit, environment, fit
 from coterie.timing import interleaved
@@ -328,32 +327,4 @@ def _lengths(text: str) -> list[int]:
 
 def main() -> None:
     """The entry point: errors in one sentence, and exit codes that scripts can use."""
-    debug = "--debug" in sys.argv
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # which may know neither "≥" nor the bytes of a file's name
-            stream.reconfigure(errors="backslashreplace")
-    if not debug and "transformers" not in sys.modules:
-        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    try:
-        app(prog_name="coterie", standalone_mode=True)
-    except UserError as error:
-        _fail(error, debug, str(error))
-    except MemoryError as error:
-        _fail(error, debug, "there is not enough memory for this: try shorter --lengths.")
-    except RuntimeError as error:
-        short = "not enough memory" in str(error) or "can't allocate memory" in str(error)
-        _fail(error, debug, "there is not enough memory for this: try shorter --lengths." if short else str(error))
-    except OSError as error:
-        known = error.filename is not None and error.strerror
-        _fail(error, debug, f"{error.filename}: {error.strerror}." if known else str(error))
-    except Exception as error:  # noqa: BLE001  a user gets one sentence; --debug shows the rest
-        said = str(error).splitlines()
-        expected = isinstance(error, ValueError | TypeError | OSError | ImportError) and said
-        _fail(error, debug, said[0] if expected else f"{type(error).__name__}: {said[0] if said else 'no message'}")
-
-
-def _fail(error: BaseException, debug: bool, sentence: str) -> None:
-    if debug:
-        raise error
-    err.print(f"[red]error:[/] {escape(shown(sentence))}", soft_wrap=True, highlight=False)
-    raise SystemExit(1)
+    run_command(app, "coterie", memory="try shorter --lengths")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pydoc_data.topics
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -44,27 +45,10 @@ def load_model(name: str, positions: int | None = None, *, trust: bool = False) 
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     from transformers.utils import logging
 
-    from coterie.hf.trust import code_of
-
     logging.disable_progress_bar()  # there is one around it
-    path = demo_folder() if name == DEMO else Path(name)
-    settings: dict[str, Any] = {}
-    if path.is_file() and path.suffix == ".gguf":
-        path, settings = path.parent, {"gguf_file": path.name}
-    local = path.exists()
-    if not local and (name.count("/") != 1 or name.startswith((".", "/", "~"))):
-        raise UserError(f"there is no model at '{name}': expected a folder, a hub name (owner/model), or 'demo'.")
-    source: Any = path if local else name
-    if local and not settings and not (path / "config.json").exists():
-        file = next(path.glob("*.gguf"), None) if path.is_dir() else None
-        if file is None:
-            raise UserError(f"{name} is neither a folder with a config.json or a GGUF file nor a GGUF file itself.")
-        settings = {"gguf_file": file.name}
-    try:
-        code = "" if trust else code_of(source, **settings)
-        if code:
-            raise UserError(f"{name} has code of its own ({code}): --trust-remote-code runs it.")
-        settings["trust_remote_code"] = trust  # if it is not said, transformers asks on stdin
+    source, settings = find_model(name)
+    with loading(name):
+        check_code(name, source, settings, trust=trust)
         config = AutoConfig.from_pretrained(source, **settings)
         own = (getattr(config, "auto_map", None) or {}).get("AutoModelForCausalLM", "").rpartition(".")[2]
         causal = {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values(), own} & set(config.architectures or ())
@@ -72,16 +56,6 @@ def load_model(name: str, positions: int | None = None, *, trust: bool = False) 
         kind = AutoModelForCausalLM if speaks else AutoModel
         model = kind.from_pretrained(source, dtype=torch.float32, **settings).eval()
         tokenizer = AutoTokenizer.from_pretrained(source, **settings)
-    except (UserError, MemoryError):
-        raise
-    except Exception as error:  # what a stranger's files make of their readers is anybody's guess
-        if "not valid UTF-8" in str(error) and readable(str(path)) != str(path):
-            words = "its name is not UTF-8, which safetensors needs; give it another, or a link to it"
-        elif type(error).__name__ == "UnpicklingError":
-            words = "its weights are no pickle of tensors alone, and nothing else in it is run"
-        else:
-            words = next(iter(str(error).splitlines()), type(error).__name__)
-        raise UserError(f"{name} could not be loaded: {words}") from error
     limit = position_limit(model)
     if positions is not None and limit is not None and positions > limit:
         from coterie.hf import extend_positions
@@ -89,6 +63,51 @@ def load_model(name: str, positions: int | None = None, *, trust: bool = False) 
         extend_positions(model, positions)
         tokenizer.model_max_length = positions
     return Loaded(shown(name), model, tokenizer)
+
+
+def find_model(name: str) -> tuple[Any, dict[str, Any]]:
+    """Where a model is, a folder or a hub name, and what `from_pretrained` needs besides."""
+    path = demo_folder() if name == DEMO else Path(name)
+    settings: dict[str, Any] = {}
+    if path.is_file() and path.suffix == ".gguf":
+        path, settings = path.parent, {"gguf_file": path.name}
+    local = path.exists()
+    if not local and (name.count("/") != 1 or name.startswith((".", "/", "~"))):
+        raise UserError(f"there is no model at '{name}': expected a folder, a hub name (owner/model), or 'demo'.")
+    if local and not settings and not (path / "config.json").exists():
+        file = next(path.glob("*.gguf"), None) if path.is_dir() else None
+        if file is None:
+            raise UserError(f"{name} is neither a folder with a config.json or a GGUF file nor a GGUF file itself.")
+        settings = {"gguf_file": file.name}
+    return path if local else name, settings
+
+
+def check_code(name: str, source: Any, settings: dict[str, Any], *, trust: bool) -> None:
+    """Refuse a model that has code of its own, unless it is trusted, and say in `settings` what was decided."""
+    from coterie.hf.trust import code_of
+
+    code = "" if trust else code_of(source, **settings)
+    if code:
+        raise UserError(f"{name} has code of its own ({code}): --trust-remote-code runs it.")
+    settings["trust_remote_code"] = trust  # if it is not said, transformers asks on stdin
+
+
+@contextmanager
+def loading(name: str) -> Iterator[None]:
+    """Whatever a model's files make of their readers is said in one sentence."""
+    try:
+        yield
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:
+        path = str(demo_folder() if name == DEMO else name)
+        if "not valid UTF-8" in str(error) and readable(path) != path:
+            words = "its name is not UTF-8, which safetensors needs; give it another, or a link to it"
+        elif type(error).__name__ == "UnpicklingError":
+            words = "its weights are no pickle of tensors alone, and nothing else in it is run"
+        else:
+            words = next(iter(str(error).splitlines()), type(error).__name__)
+        raise UserError(f"{name} could not be loaded: {words}") from error
 
 
 def demo_folder() -> Path:
