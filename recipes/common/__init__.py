@@ -1,0 +1,1 @@
+"""What recipes share: the command, studies that resume, training, scores, tables."""

@@ -1,0 +1,114 @@
+"""Fine-tuning a classifier with several mechanisms, and running each of the models densely and clustered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from datasets import Dataset
+from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding, set_seed
+
+from recipes.common import models
+from recipes.common.costs import costs
+from recipes.common.progress import Bar
+from recipes.common.scores import Score
+from recipes.common.study import Result, Study
+from recipes.common.training import Schedule, predict, train
+
+DENSE = "dense"
+_SAMPLE = 32  # texts of all lengths on which scores are counted
+
+
+class Task(NamedTuple):
+    """Labelled texts. Columns: text, pair if there are two texts, and label."""
+
+    name: str
+    score: Score
+    classes: int  # 1: the label is a number
+    train: Dataset
+    test: Dataset
+
+
+@dataclass(frozen=True)
+class FineTuning:
+    """How models are fine-tuned on a task.
+
+    Attributes:
+        model: a folder, a hub name, or "demo".
+        length: tokens that longer texts are cut to.
+        positions: how many the model must have; a table that is shorter is interpolated.
+    """
+
+    task: Task
+    model: str
+    length: int
+    schedule: Schedule
+    positions: int | None = None
+
+    def tokenized(self) -> tuple[Dataset, Dataset, Any]:
+        """The tokens of both parts, and what makes batches of them."""
+        tokenizer = models.load_tokenizer(self.model)
+
+        def tokens(rows: Any) -> Any:
+            texts = [rows["text"], rows["pair"]] if "pair" in rows else [rows["text"]]
+            return {**tokenizer(*texts, truncation=True, max_length=self.length), "labels": rows["label"]}
+
+        parts = [
+            part.map(tokens, batched=True, remove_columns=part.column_names, keep_in_memory=True, new_fingerprint=name)
+            for name, part in (("train", self.task.train), ("test", self.task.test))
+        ]
+        return parts[0], parts[1], DataCollatorWithPadding(tokenizer)
+
+    def new_model(self, seed: int) -> Any:
+        """The pre-trained model with a new head; the seed draws it."""
+        set_seed(seed)
+        return models.load(self.model, AutoModelForSequenceClassification, self.positions, num_labels=self.task.classes)
+
+    def run(self, study: Study, mechanisms: list[str], seeds: int, bar: Bar) -> list[Result]:
+        """Train with each mechanism and seed. Run each model densely and as it was trained, and the one that was
+        trained densely with every mechanism.
+
+        Returns:
+            for each: `trained`, `seed`, `scores` by what ran, `seconds_per_step`, `losses`.
+        """
+        training, test, collate = self.tokenized()
+
+        def make(trained: str, seed: int, folder: Path) -> Result:
+            model = models.attend_by(self.new_model(seed), trained)
+            bar.begin(f"{trained}, seed {seed}")
+            took = train(model, training, collate, self.schedule, seed, folder, bar)
+            scores = {}
+            for running in mechanisms if trained == DENSE else dict.fromkeys([DENSE, trained]):
+                bar.begin(f"{trained}, seed {seed}: test with {running}")
+                found = predict(models.attend_by(model, running), test, collate, 2 * self.schedule.batch, folder)
+                scores[running] = self.task.score(*found)
+            return {"trained": trained, "seed": seed, "scores": scores, **took._asdict()}
+
+        results = []
+        for seed in range(seeds):
+            for trained in mechanisms:
+                name = f"{models.slug(trained)}-{seed}"
+                results.append(study.run(name, partial(make, trained, seed)))
+                bar.done()
+        return results
+
+    def costs(self, study: Study, mechanisms: list[str], repeats: int, bar: Bar) -> list[Result]:
+        """What a training step costs with each mechanism on the longest texts; scores are counted on all lengths."""
+        training, _, collate = self.tokenized()
+
+        def make(_: Path) -> Result:
+            bar.begin("time and memory of a step", repeats + 1 + len(mechanisms))
+            by_length = sorted(range(len(training)), key=lambda i: -len(training[i]["input_ids"]))
+            sample = by_length[:: -(-len(by_length) // _SAMPLE)]
+            longest = collate([training[i] for i in by_length[: self.schedule.batch]])
+            return {
+                "rows": costs(
+                    self.new_model(0), longest, collate([training[i] for i in sample]), mechanisms, repeats, bar.tick
+                )
+            }
+
+        found = study.run("costs", make)["rows"]
+        bar.done()
+        return list(found)

@@ -1,0 +1,68 @@
+"""The tables of models that were fine-tuned with several mechanisms."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from recipes.common.classification import DENSE
+from recipes.common.results import Table
+from recipes.common.scores import mean_and_error, shown
+from recipes.common.study import Result
+
+
+def trained_with(results: list[Result], costs: list[Result], score: str) -> Table:
+    """Each mechanism, trained and run with; its difference to dense is that of the same seeds."""
+    dense = {r["seed"]: r["scores"][DENSE] for r in results if r["trained"] == DENSE}
+    rows = []
+    base = next(cost for cost in costs if cost["mechanism"] == DENSE)
+    for cost in costs:
+        name = cost["mechanism"]
+        mine = [r for r in results if r["trained"] == name]
+        scores = [r["scores"][name] for r in mine]
+        apart = [r["scores"][name] - dense[r["seed"]] for r in mine]
+        rows.append(
+            [
+                name,
+                f"{cost['scores']:.0f} of {cost['dense_scores']:.0f}",
+                shown(scores),
+                "" if name == DENSE else shown(apart, sign="+"),
+                f"{cost['step'] / base['step']:.2f}×",
+                _ratio(cost["peak_bytes"], base["peak_bytes"]),
+            ]
+        )
+    tokens = base["tokens"]
+    columns = ["trained and run with", "keys met", score, "difference to dense"]
+    columns += [f"time of a step, {tokens} tokens", f"memory of a step, {tokens} tokens"]
+    seeds = len(dense)
+    return f"{score} × 100, {seeds} seed{'s' * (seeds > 1)}, ± standard error", columns, rows
+
+
+def interchange(results: list[Result], score: str) -> Table:
+    """Trained densely or clustered, run densely or clustered."""
+    rows = []
+    for name in dict.fromkeys(r["trained"] for r in results):
+        if name == DENSE:
+            continue
+        cells = [
+            shown([r["scores"][running] for r in results if r["trained"] == trained])
+            for trained in (DENSE, name)
+            for running in (DENSE, name)
+        ]
+        rows.append([name, *cells])
+    columns = ["mechanism", "dense → dense", "dense → clustered", "clustered → dense", "clustered → clustered"]
+    return f"trained → run, {score} × 100", columns, rows
+
+
+def draw(axes: Any, results: list[Result], costs: list[Result], score: str) -> None:
+    """Scores with their standard errors."""
+    names = [cost["mechanism"] for cost in costs]
+    for row, name in enumerate(reversed(names)):
+        mean, error = mean_and_error([r["scores"][name] for r in results if r["trained"] == name])
+        axes.errorbar(100 * mean, row, xerr=0 if math.isnan(error) else 100 * error, fmt="o", capsize=4)
+    axes.set_yticks(range(len(names)), list(reversed(names)))
+    axes.set(xlabel=f"{score} × 100, trained and run with", ylim=(-0.5, len(names) - 0.5))
+
+
+def _ratio(peak: int | None, base: int | None) -> str:
+    return "–" if not peak or not base else f"{peak / base:.2f}×"

@@ -1,0 +1,1 @@
+"""GLUE (SMYRF, supplement §15.1.2)."""

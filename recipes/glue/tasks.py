@@ -1,0 +1,158 @@
+"""GLUE's tasks in its own files, with a header or without, or from the hub."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import NamedTuple
+
+from datasets import Dataset, concatenate_datasets
+
+from coterie.cli.inputs import UserError
+from recipes.common.classification import Task
+from recipes.common.hub import from_hub
+from recipes.common.scores import Score, accuracy, f1, mcc, spearman
+
+
+class Kind(NamedTuple):
+    """A task: its folder, how it is judged, and where its files have what."""
+
+    folder: str
+    score: Score
+    texts: tuple[str, ...]  # columns
+    labels: tuple[str, ...]  # as files write them, in the hub's order; empty for numbers
+    label: str = "label"
+    headless: tuple[str, ...] = ()  # the columns of files without a header
+    dev: tuple[str, ...] = ("dev",)  # GLUE's development set, whose labels are public
+    hub: tuple[str, ...] = ("sentence1", "sentence2")  # the hub's names of the texts
+    hub_test: str = "validation"
+
+
+_PAIR = ("sentence1", "sentence2")
+_PAIR_ROWS = ("index", *_PAIR, "label")
+_ENTAILED = ("entailment", "not_entailment")
+TASKS = {
+    "cola": Kind(
+        "CoLA", mcc, ("sentence",), ("0", "1"), headless=("source", "label", "mark", "sentence"), hub=("sentence",)
+    ),
+    "sst2": Kind("SST-2", accuracy, ("sentence",), ("0", "1"), headless=("sentence", "label"), hub=("sentence",)),
+    "rte": Kind("RTE", accuracy, _PAIR, _ENTAILED, headless=_PAIR_ROWS),
+    "mrpc": Kind("MRPC", f1, ("#1 String", "#2 String"), ("0", "1"), label="Quality"),
+    "qnli": Kind("QNLI", accuracy, ("question", "sentence"), _ENTAILED, hub=("question", "sentence")),
+    "qqp": Kind(
+        "QQP", f1, ("question1", "question2"), ("0", "1"), label="is_duplicate", hub=("question1", "question2")
+    ),
+    "mnli": Kind(
+        "MNLI",
+        accuracy,
+        _PAIR,
+        ("entailment", "neutral", "contradiction"),
+        label="gold_label",
+        dev=("dev_matched",),
+        hub=("premise", "hypothesis"),
+        hub_test="validation_matched",
+    ),
+    "stsb": Kind("STS-B", spearman, _PAIR, (), label="score"),
+    "wnli": Kind("WNLI", accuracy, _PAIR, ("0", "1"), headless=_PAIR_ROWS),
+}
+
+
+def load(name: str, data: str, limit: int | None, test_limit: int | None) -> Task:
+    """A task from a folder that holds GLUE's task folders, or from the hub.
+
+    Args:
+        limit, test_limit: how many examples of each part at most; a seeded choice.
+    """
+    if name not in TASKS:
+        raise UserError(f"--task must be one of {', '.join(TASKS)}, not {name!r}.")
+    kind = TASKS[name]
+    train, test = _read(kind, Path(data)) if Path(data).exists() else _fetch(kind, name, data)
+    return Task(kind.folder, kind.score, len(kind.labels) or 1, _some(train, limit), _some(test, test_limit))
+
+
+def _some(part: Dataset, limit: int | None) -> Dataset:
+    return part if limit is None or limit >= len(part) else part.shuffle(seed=0).select(range(limit))
+
+
+def _fetch(kind: Kind, name: str, data: str) -> tuple[Dataset, Dataset]:
+    found = from_hub(data, name)
+    names = dict(zip(kind.hub, ("text", "pair"), strict=False))
+    parts = []
+    for split in ("train", kind.hub_test):
+        if split not in found:
+            raise UserError(f"{data} has no split {split!r}: it has {', '.join(found)}.")
+        missing = {*kind.hub, "label"} - set(found[split].column_names)
+        if missing:
+            raise UserError(f"{data}, {split}: no column {sorted(missing)[0]!r}.")
+        parts.append(found[split].select_columns([*kind.hub, "label"]).rename_columns(names))
+    return parts[0], parts[1]
+
+
+def _read(kind: Kind, data: Path) -> tuple[Dataset, Dataset]:
+    """Both parts. Some copies of GLUE cut `val.tsv` off its training set, or give the development set out as a
+    `test.tsv` with labels: the first is put back, and the second is what is tested on."""
+    folder = data if data.name == kind.folder else data / kind.folder
+    if not folder.is_dir():
+        raise UserError(f"{data} has no folder {kind.folder}: expected GLUE's own layout, {kind.folder}/train.tsv.")
+    training = [read_file(kind, folder / "train.tsv")]
+    if (folder / "val.tsv").exists():
+        training.append(read_file(kind, folder / "val.tsv"))
+    for name in ("test", *kind.dev):
+        file = folder / f"{name}.tsv"
+        if name != "test" or (file.exists() and _has_labels(kind, file)):
+            return concatenate_datasets(training), read_file(kind, file)
+    raise AssertionError("dev is never empty")
+
+
+def _lines(file: Path) -> list[list[str]]:
+    try:
+        with file.open(encoding="utf-8", newline="") as stream:
+            return [row for row in csv.reader(stream, delimiter="\t", quoting=csv.QUOTE_NONE) if row]
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file} is not UTF-8 text.") from error
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror}.") from error
+
+
+def _header(kind: Kind, rows: list[list[str]]) -> tuple[str, ...] | None:
+    """The columns that a file names in its first line; None if that is an example already."""
+    first = tuple(cell.strip("\ufeff") for cell in rows[0]) if rows else ()
+    return first if set(kind.texts) & set(first) else None
+
+
+def _has_labels(kind: Kind, file: Path) -> bool:
+    rows = _lines(file)
+    return kind.label in (_header(kind, rows) or kind.headless)
+
+
+def read_file(kind: Kind, file: Path) -> Dataset:
+    """The examples of a file: text, pair and label. What is wrong with one is said with its line."""
+    rows = _lines(file)
+    header = _header(kind, rows)
+    columns = header or kind.headless
+    missing = [name for name in (*kind.texts, kind.label) if name not in columns]
+    if not rows or missing:
+        raise UserError(f"{file} has no column {missing[0]!r}." if rows and missing else f"{file} is empty.")
+    where = [columns.index(name) for name in kind.texts]
+    label = columns.index(kind.label)
+    examples = []
+    for line, row in enumerate(rows[1:] if header else rows, start=2 if header else 1):
+        if len(row) <= max(*where, label):
+            raise UserError(f"{file}, line {line}: expected {len(columns)} columns, got {len(row)}.")
+        examples.append((*(row[i] for i in where), _label(kind, row[label], f"{file}, line {line}")))
+    if not examples:
+        raise UserError(f"{file} has no examples.")
+    names = [*("text", "pair")[: len(where)], "label"]
+    found = {name: [example[i] for example in examples] for i, name in enumerate(names)}
+    return Dataset.from_dict(found)
+
+
+def _label(kind: Kind, text: str, where: str) -> float:
+    if kind.labels:
+        if text not in kind.labels:
+            raise UserError(f"{where}: expected one of the labels {', '.join(kind.labels)}, got {text!r}.")
+        return kind.labels.index(text)
+    try:
+        return float(text)
+    except ValueError as error:
+        raise UserError(f"{where}: expected a number, got {text!r}.") from error
