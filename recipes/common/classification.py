@@ -61,6 +61,13 @@ class FineTuning:
         ]
         return parts[0], parts[1], DataCollatorWithPadding(tokenizer)
 
+    def check(self, mechanisms: list[str]) -> None:
+        """Raise what is wrong with the model, its length or a mechanism in it, before anything is written."""
+        model = self.new_model(0)
+        models.expect_positions(model, self.model, self.length)
+        for mechanism in mechanisms:
+            models.attend_by(model, mechanism)
+
     def new_model(self, seed: int) -> Any:
         """The pre-trained model with a new head; the seed draws it."""
         set_seed(seed)
@@ -103,11 +110,8 @@ class FineTuning:
             by_length = sorted(range(len(training)), key=lambda i: -len(training[i]["input_ids"]))
             sample = by_length[:: -(-len(by_length) // _SAMPLE)]
             longest = collate([training[i] for i in by_length[: self.schedule.batch]])
-            return {
-                "rows": costs(
-                    self.new_model(0), longest, collate([training[i] for i in sample]), mechanisms, repeats, bar.tick
-                )
-            }
+            texts = [collate([training[i]]) for i in sample]
+            return {"rows": costs(self.new_model(0), longest, texts, mechanisms, repeats, bar.tick)}
 
         found = study.run("costs", make)["rows"]
         bar.done()

@@ -54,6 +54,16 @@ def interchange(results: list[Result], score: str) -> Table:
     return f"trained → run, {score} × 100", columns, rows
 
 
+def summary(task: str, results: list[Result], score: str) -> str:
+    """In one line."""
+    dense = {r["seed"]: r["scores"][DENSE] for r in results if r["trained"] == DENSE}
+    parts = [f"{task}, {score} × 100: dense {shown(list(dense.values()))}"]
+    for name in dict.fromkeys(r["trained"] for r in results if r["trained"] != DENSE):
+        apart = [r["scores"][name] - dense[r["seed"]] for r in results if r["trained"] == name]
+        parts.append(f"{name} {shown(apart, sign='+')}")
+    return "; ".join(parts) + "."
+
+
 def draw(axes: Any, results: list[Result], costs: list[Result], score: str) -> None:
     """Scores with their standard errors."""
     names = [cost["mechanism"] for cost in costs]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -10,29 +11,31 @@ import torch
 from benchmarks.measure import peak_bytes
 
 import coterie
-from coterie import Full, as_mechanism
+from coterie import as_mechanism
 from coterie.observe import Seen
 from coterie.timing import interleaved
 from recipes.common.models import attend_by
 
 
-def scores_of_a_query(model: Any, batch: Any, mechanism: str) -> tuple[float, float]:
-    """How many scores a query computes, means of clusters among them, and how many dense attention computes."""
-    wanted = Full() if mechanism == "dense" else as_mechanism(mechanism)
-    met = pairs = queries = 0
+def scores_of_a_query(model: Any, texts: list[Any], mechanism: str) -> tuple[float, float]:
+    """How many scores a query computes in texts of one row each, means of clusters among them; and how many it would
+    compute densely. Where Coterie is not called the model runs densely: it does for a few tokens."""
+    met = pairs = queries = 0.0
+    heads: list[float] = []
+    attend_by(model, mechanism)
 
     def look(seen: Seen) -> None:
-        nonlocal met, pairs, queries
-        call = seen.call
-        met += int(wanted.plan(call.q, call.k, **call.planning()).pairs_met().sum())
-        pairs += int(Full().plan(call.q, call.k, **call.planning()).pairs_met().sum())
-        queries += call.q.shape[1] * int(
-            call.query_mask.sum() if call.query_mask is not None else call.q[:, 0, :, 0].numel()
-        )
+        plan = as_mechanism(seen.mechanism).plan(seen.q, seen.k, **seen.planning())
+        heads.append(float(plan.pairs_met().double().mean()))
 
-    attend_by(model, "full")  # so that every call is seen
-    with coterie.observing(look), torch.no_grad():
-        model(**batch)
+    for text in texts:
+        heads.clear()
+        with coterie.observing(look), torch.no_grad():
+            model(**text)
+        tokens = text["input_ids"].shape[1]
+        met += statistics.fmean(heads) if heads else tokens**2
+        pairs += tokens**2
+        queries += tokens
     return met / queries, pairs / queries
 
 
@@ -46,19 +49,19 @@ def training_step(model: Any, batch: Any, mechanism: str) -> None:
 def costs(
     model: Any,
     longest: Any,
-    sample: Any,
+    texts: list[Any],
     mechanisms: list[str],
     repeats: int,
     tick: Callable[[], None] = lambda: None,
 ) -> list[dict[str, Any]]:
     """A row for each mechanism: seconds of a training step on the batch `longest` and the rise of memory in it, all
-    taking turns; and the scores of a query in the batch `sample`."""
+    taking turns; and the scores of a query in `texts`, of one row each."""
     model.train()
     runs = {name: partial(training_step, model, longest, name) for name in mechanisms}
     seconds = interleaved(runs, repeats, tick)
     rows = []
     for name in mechanisms:
-        met, of = scores_of_a_query(model, sample, name)
+        met, of = scores_of_a_query(model, texts, name)
         peak = peak_bytes(runs[name])
         row = {"mechanism": name, "tokens": longest["input_ids"].shape[1], "step": seconds[name], "peak_bytes": peak}
         rows.append({**row, "scores": met, "dense_scores": of})

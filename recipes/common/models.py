@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 from transformers.utils import logging
 
 import coterie
-from coterie.cli.inputs import check_code, find_model, loading, position_limit
+from coterie.cli.inputs import UserError, check_code, find_model, loading, position_limit
 from coterie.hf import extend_positions
 
 
@@ -30,6 +30,13 @@ def load(name: str, kind: Any, positions: int | None = None, *, trust: bool = Fa
     if positions is not None and limit is not None and positions > limit:
         extend_positions(model, positions)
     return model
+
+
+def expect_positions(model: Any, name: str, length: int) -> None:
+    """A model must have so many positions."""
+    limit = position_limit(model)
+    if limit is not None and length > limit:
+        raise UserError(f"{name} has {limit} positions, so that --length {length} is too long for it.")
 
 
 def load_tokenizer(name: str, *, trust: bool = False) -> Any:

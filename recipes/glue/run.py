@@ -18,6 +18,7 @@ from recipes.glue import tasks
 
 # About 64 scores a query: 2 rounds of clusters of 32, or 48 keys and √(2·128) = 16 means.
 MECHANISMS = ["smyrf:rounds=2,cluster_size=32", "near-far:near=48"]
+QUICK = [["--task", "rte", "--data", "{data}/glue"]]
 
 
 def main(
@@ -44,9 +45,10 @@ def main(
     """
     mechanisms = command.checked(mechanism or MECHANISMS)
     if quick:
-        examples, tests, epochs = min(examples or 96, 96), min(tests or 64, 64), 1
+        examples, tests, epochs = min(examples or 48, 48), min(tests or 32, 32), 1
     found = tasks.load(task, data, examples, tests)
     tuning = FineTuning(found, model, length, Schedule(epochs, batch, rate, warmup=0.1, bf16=bf16))
+    tuning.check(mechanisms)
     settings = {
         "recipe": "glue",
         "task": task,
@@ -62,7 +64,7 @@ def main(
     study = Study.open(out_folder(out, f"glue-{task}", quick), settings, fresh=fresh)
     with bar(seeds * len(mechanisms) + 1) as shown:
         results = tuning.run(study, mechanisms, seeds, shown)
-        costs = tuning.costs(study, mechanisms, 2 if quick else 5, shown)
+        costs = tuning.costs(study, mechanisms, 1 if quick else 5, shown)
     score = found.score.__name__
     title, columns, rows = comparison.trained_with(results, costs, score)
     finish(
@@ -70,4 +72,5 @@ def main(
         [(f"{found.name}, {model}: {title}", columns, rows), comparison.interchange(results, score)],
         {"results": results, "costs": costs},
         partial(comparison.draw, results=results, costs=costs, score=score),
+        comparison.summary(found.name, results, score),
     )
