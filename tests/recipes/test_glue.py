@@ -46,23 +46,12 @@ def glue(tmp_path):
         write(folder / "SST-2" / f"{name}.tsv", sentences(count, name), ("sentence", "label"))
     header = ("index", "sentence1", "sentence2", "label")
     for name, count in (("train", 10), ("val", 3), ("dev", 5)):
-        rows = [(i, a, "the cat", tasks.TASKS["rte"].labels[y]) for i, (a, y) in enumerate(sentences(count, name))]
-        write(folder / "RTE" / f"{name}.tsv", rows, None if name == "val" else header)
-    columns = (
-        "index",
-        "genre",
-        "filename",
-        "year",
-        "old_index",
-        "source1",
-        "source2",
-        "sentence1",
-        "sentence2",
-        "score",
-    )
+        named = [(i, a, "the cat", tasks.TASKS["rte"].labels[y]) for i, (a, y) in enumerate(sentences(count, name))]
+        write(folder / "RTE" / f"{name}.tsv", named, None if name == "val" else header)
+    columns = ("index", "genre", "file", "year", "old", "from1", "from2", "sentence1", "sentence2", "score")
     for name in ("train", "dev"):
-        rows = [(i, *"gfyoss", a, "the dog", f"{y * 2.5:.3f}") for i, (a, y) in enumerate(sentences(7, name))]
-        write(folder / "STS-B" / f"{name}.tsv", rows, columns)
+        scored = [(i, *"gfyoss", a, "the dog", f"{y * 2.5:.3f}") for i, (a, y) in enumerate(sentences(7, name))]
+        write(folder / "STS-B" / f"{name}.tsv", scored, columns)
     return folder
 
 
