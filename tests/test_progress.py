@@ -42,7 +42,7 @@ def outputs(monkeypatch):
 @pytest.fixture
 def clock(monkeypatch):
     now = SimpleNamespace(seconds=100.0)
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now.seconds)
+    monkeypatch.setattr("coterie.progress.time.monotonic", lambda: now.seconds)
     return now
 
 
