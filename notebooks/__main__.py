@@ -59,7 +59,7 @@ def run(script: Path, out: Path, *, quick: bool = False, seconds: int = SECONDS)
             if os.name != "nt":  # sockets that are this user's alone, instead of ports
                 manager = client.create_kernel_manager()
                 manager.transport, manager.ip = "ipc", f"{sockets}/kernel"
-            client.execute(env={**os.environ, "COTERIE_QUICK": "1" if quick else "0"})
+            client.execute(env=_environment(quick))
     except CellExecutionError as error:
         raise NotebookError(f"{script.name}: a cell raised\n{_COLOURS.sub('', str(error))}") from error
     except CellTimeoutError as error:
@@ -72,6 +72,12 @@ def run(script: Path, out: Path, *, quick: bool = False, seconds: int = SECONDS)
     notebook.metadata.pop("jupytext", None)  # the script is elsewhere
     write_whole(path, nbformat.writes(notebook))
     return path
+
+
+def _environment(quick: bool) -> dict[str, str]:
+    """What a kernel sees: what is here, the switch, and the repository's own folders, recipes and benchmarks."""
+    places = [str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "COTERIE_QUICK": "1" if quick else "0", "PYTHONPATH": os.pathsep.join(places)}
 
 
 def complained(notebook: Any) -> str:

@@ -265,4 +265,4 @@ print(f"the same answers as before: {same}")
 
 # %% [markdown]
 # Next: `look_inside` shows what the heads do, and which of them are hard. The guide's page on [how fit
-# decides](../docs/guide/fit.md) has the details.
+# decides](../../docs/guide/fit.md) has the details.

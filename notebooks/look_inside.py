@@ -108,7 +108,7 @@ draw_spectra(found)
 # The same errors by layer and head. We put near–far attention beside SMYRF. Both colour scales are the same.
 
 # %%
-near_far = spectra(model, batch, mechanism="near-far:near=32", values=8)
+near_far = spectra(model, batch, mechanism="near-far:near=32")
 figure, pair = plt.subplots(1, 2, figsize=(12, 3.6), layout="constrained")
 for axes, each in zip(pair, (found, near_far), strict=True):
     errors = torch.tensor([head.error for head in each.heads]).view(len(calls), -1)
@@ -193,4 +193,4 @@ compare(mechanisms, q, k, v, keys=48, rows=64)
 # `output` says how wrong the answers are. A mechanism that drops keys needs nearly all the mass for a good answer.
 # One that hears the rest through means does not.
 #
-# The [gallery](../docs/gallery/index.md) has such pictures of other models.
+# The [gallery](../../docs/gallery/index.md) has such pictures of other models.

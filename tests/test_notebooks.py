@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -59,6 +60,8 @@ def test_the_script_of_a_notebook_can_be_read_as_text():
         assert text.startswith("# %% [markdown]\n# # "), "a title first"
         assert 'QUICK = os.environ.get("COTERIE_QUICK") == "1"' in text
         assert str(ROOT) not in text
+        for link in re.findall(r"\]\(([^):#]+)\)", text):  # as from where the notebook is read
+            assert (ROOT / "out" / "notebooks" / link).resolve().exists(), link
 
 
 def test_a_cell_that_raises_fails_and_what_was_there_stays(tmp_path):
@@ -88,9 +91,10 @@ def test_what_else_fails(cell, settings, words, tmp_path):
     assert not out.exists()
 
 
-def test_quick_is_told_to_the_notebook_and_it_runs_beside_its_script(tmp_path):
+def test_a_notebook_is_told_quick_runs_beside_its_script_and_finds_the_repository(tmp_path):
     script = tmp_path / "tells.py"
-    script.write_text("# %%\nimport os\n\nprint(os.environ['COTERIE_QUICK'], os.path.exists('tells.py'))\n")
+    cell = "import os, benchmarks\nprint(os.environ['COTERIE_QUICK'], os.path.exists('tells.py'))"
+    script.write_text(f"# %%\n{cell}\n")
     for quick, told in ((True, "1 True\n"), (False, "0 True\n")):
         assert run(script, tmp_path, quick=quick) == ""
         notebook = nbformat.read(tmp_path / "tells.ipynb", as_version=4)
