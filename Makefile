@@ -57,7 +57,7 @@ docs: setup  ## build the documentation into out/docs and check its links
 	$(BIN)/python docs/check_links.py out/docs
 
 # Scripts in notebooks/ as notebooks with all their outputs; nothing is written of one in which a cell fails.
-notebooks: setup  ## run the notebooks into out/notebooks (5 minutes; QUICK=1: one)
+notebooks: setup  ## run the notebooks into out/notebooks (minutes; QUICK=1 takes less data)
 	$(BIN)/python -m notebooks $(if $(QUICK),--quick)
 
 # Peers are compared where they install; the benchmark names those that are missing.

@@ -182,8 +182,8 @@ by_length({name: [found[name] for found in times] for name in times[0]}, "second
 
 # %% [markdown]
 # Dense attention is quadratic: twice the tokens take four times the attention. At short lengths that does not matter,
-# and planning who meets whom costs more than it saves. The lines cross at about a thousand tokens on two cores. On
-# your machine they may cross elsewhere, so measure. That is what `fit` does.
+# and planning who meets whom costs more than it saves. On two quiet cores, SMYRF pays from about 500 tokens on and
+# near–far from about 1,000. On your machine that may differ, so measure. That is what `fit` does.
 #
 # ## Let `fit` choose
 #
@@ -224,8 +224,12 @@ for row in found.table:
     label = None if family in colours else family
     colour = colours.setdefault(family, f"C{len(colours)}")
     chosen = found.choices[row.module] == row.mechanism
-    filled = colour if chosen else "none"
-    axes.scatter(1e3 * row.seconds, row.error, s=40, facecolor=filled, edgecolor=colour, label=label)
+    look = (
+        {"facecolor": colour, "edgecolor": "black", "zorder": 3}
+        if chosen
+        else {"facecolor": "none", "edgecolor": colour}
+    )
+    axes.scatter(1e3 * row.seconds, row.error, s=40, label=label, **look)
 axes.set_xscale("log")
 plain_log(axes.xaxis)
 axes.set(xlabel="attention of one layer, ms", ylabel="relative error of its output", title="Candidates in every layer")
