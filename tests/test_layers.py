@@ -18,7 +18,8 @@ ROOT = Path(coterie.__file__).parent
 # Each layer may import those above it, and its own modules.
 LAYERS = [
     ["_version", "checks", "files", "timing"],
-    ["draws", "compiled"],
+    ["tables"],
+    ["draws", "compiled", "progress"],
     ["backend"],
     ["call"],
     ["exact"],

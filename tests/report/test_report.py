@@ -156,7 +156,8 @@ def test_what_a_page_shows_is_what_was_found(written):
     found, path = written
     text = path.read_text(encoding="utf-8")
     for row in found.table:
-        assert f"<td class=l>{row.module}<td class=l>{row.mechanism}" in text
+        cells = (f'<td style="text-align:left">{name}</td>' for name in (row.module, row.mechanism))
+        assert "".join(cells) in text
     assert f"{found.held_out:.4f}" in text
     assert "<script>alert" not in text
     assert "coterie fit &#x27;a &amp; b&#x27; &lt;/script&gt;&lt;!--&lt;script&gt;" in text

@@ -16,6 +16,7 @@ from coterie.checks import check_flag, expect, expect_int, expect_keywords
 from coterie.functional import MechanismLike
 from coterie.mechanisms import ImprovedClustered, Mechanism, NearFar, Smyrf, as_mechanism, list_mechanisms
 from coterie.mechanisms.base import plan_call
+from coterie.tables import Table, output, paragraph
 
 # What the papers compare with, by what it is called there.
 ABLATION: dict[str, str] = {
@@ -71,20 +72,19 @@ class Comparison:
         return {"keys": self.keys, "confidence": self.rows[0].errors.confidence, "rows": rows}
 
     def __str__(self) -> str:
-        titles = ("", "mechanism", "keys met", "weights", "output", "mass captured", "misplaced")
-        lines: list[tuple[str, ...]] = [titles]
+        return f"{self._table().text()}\n{self._legend()}"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return output(self._table().html(), paragraph(self._legend()))
+
+    def _table(self) -> Table:
+        rows = []
         for row in self.rows:
             found = row.estimates()
-            lines.append((row.name, row.mechanism, f"{row.keys_met:,.1f}", *(_written(found[m]) for m in _MEASURES)))
-        widths = [max(len(line[column]) for line in lines) for column in range(len(titles))]
-        text = [
-            "  ".join(
-                cell.ljust(width) if column < 2 else cell.rjust(width)
-                for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-            ).rstrip()
-            for line in lines
-        ]
-        return "\n".join([*text, self._legend()])
+            rows.append((row.name, row.mechanism, f"{row.keys_met:,.1f}", *(_written(found[m]) for m in _MEASURES)))
+        titles = ("", "mechanism", "keys met", "weights", "output", "mass captured", "misplaced")
+        return Table(titles, rows, words=(0, 1))
 
     def _legend(self) -> str:
         first = self.rows[0].errors

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from coterie.checks import expect
+from coterie.tables import facts, output, paragraph
 
 
 class Estimate(NamedTuple):
@@ -115,20 +116,27 @@ class AttentionErrors:
         return self._interval(mean, spread.sum().sqrt() / samples)
 
     def __str__(self) -> str:
+        return "\n".join([self._title(), *(f"  {name:<26} {found}" for name, found in self._facts())])
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: what `print` says."""
+        return output(paragraph(self._title()), facts(self._facts()).html())
+
+    def _title(self) -> str:
         looked, real = int(self._counts.sum()), int(self.population.sum())
-        lines = [
-            f"{self.mechanism}: {float(self.keys_met.mean()):,.1f} keys met; {looked:,} of {real:,} queries"
-            + ("" if looked == real else f", {self.confidence:.0%} intervals")
-        ]
-        for name, title in (
-            ("frobenius", "‖σ(P̂) − σ(P)‖_F"),
-            ("relative_frobenius", "relative to ‖σ(P)‖_F"),
-            ("output", "relative error of outputs"),
-            ("mass", "softmax mass captured"),
-            ("total_variation", "mass in the wrong place"),
-        ):
-            lines.append(f"  {title:<26} {self.mean(name)}")
-        return "\n".join(lines)
+        sampled = "" if looked == real else f", {self.confidence:.0%} intervals"
+        return f"{self.mechanism}: {float(self.keys_met.mean()):,.1f} keys met; {looked:,} of {real:,} queries{sampled}"
+
+    def _facts(self) -> list[tuple[str, str]]:
+        """The mean of every measure."""
+        measures = {
+            "frobenius": "‖σ(P̂) − σ(P)‖_F",
+            "relative_frobenius": "relative to ‖σ(P)‖_F",
+            "output": "relative error of outputs",
+            "mass": "softmax mass captured",
+            "total_variation": "mass in the wrong place",
+        }
+        return [(title, str(self.mean(name))) for name, title in measures.items()]
 
     # --- values and what each query adds to them ----------------------------------------------------------------------
 

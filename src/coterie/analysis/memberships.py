@@ -17,6 +17,7 @@ from coterie.checks import expect, expect_choice, expect_int, expect_type
 from coterie.plan import Plan, Round
 from coterie.plan.slices import one_head, restrict
 from coterie.plan.tiles import PlanTiles, Tile
+from coterie.tables import Table, output, paragraph
 
 _BAND = 1 << 24  # pairs that are looked at together
 SIDES = ("queries", "keys")
@@ -199,6 +200,14 @@ class Locality:
         together = sum(self.shares[i] * self.pairs[i] for i in distant if self.pairs[i])
         return _share(together, sum(self.pairs[i] for i in distant))
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        together = "in one group" if self.of == "groups" else "that meet"
+        numbers = zip(self.distances, self.shares, self.pairs, strict=True)
+        rows = [[f"{distance:,}", _percent(share), f"{pairs:,}"] for distance, share, pairs in numbers]
+        table = Table(["distance", f"pairs {together}", "of pairs"], rows, words=())
+        return output(table.html(), paragraph(f"of all pairs, at whatever distance: {_percent(self.chance)}"))
+
 
 def locality(
     plan: Plan,
@@ -330,6 +339,10 @@ def _queries_and_keys_at(distance: int, one: Plan, grid: tuple[int, int] | None)
     row, key = row + begin - offset, key + begin
     inside = (row >= 0) & (row < queries) & (key >= 0) & (key < keys)
     return row[inside], key[inside]
+
+
+def _percent(share: float) -> str:
+    return "–" if math.isnan(share) else f"{100 * share:.1f} %"
 
 
 def _share(some: float, every: int) -> float:

@@ -17,9 +17,11 @@ from torch import Tensor
 from coterie.analysis.maps import HeadMap, call_maps
 from coterie.call import Call
 from coterie.checks import expect, expect_choice, expect_int, expect_seed, expect_type
-from coterie.hosts import watch_dense
+from coterie.hosts import host_of, watch_dense
 from coterie.mechanisms import Full, Mechanism, as_mechanism
 from coterie.observe import Seen
+from coterie.progress import Progress, telling
+from coterie.tables import facts, output, paragraph
 
 DENSE_UP_TO = 2048  # the shorter side of a map whose singular values are all computed
 LARGEST = 64  # values that are looked for in a larger one
@@ -178,27 +180,37 @@ class Spectra:
 
     def describe(self) -> str:
         """A few lines: how the heads decay, and whether the slow ones are harder."""
+        return "\n".join([self._title(), *(f"  {name}: {said}" for name, said in self._facts())])
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: what `describe` says."""
+        return output(paragraph(self._title()), facts(self._facts()).html())
+
+    def _title(self) -> str:
+        return f"spectra: {len(self.heads)} heads, {len(self.slow)} decay slowly"
+
+    def _facts(self) -> list[tuple[str, str]]:
+        """Ranks, the fit, errors and their correlations, each by name."""
         slow, fast = self.slow, [each for each in self.heads if not each.slow]
         ranks = torch.tensor([each.effective_rank for each in self.heads])
-        lines = [f"spectra: {len(self.heads)} heads, {len(slow)} decay slowly"]
+        lines = []
         if not ranks.isnan().any():
-            lines.append(f"  effective rank: median {ranks.median():.1f}, {ranks.min():.1f}–{ranks.max():.1f}")
+            lines.append(("effective rank", f"median {ranks.median():.1f}, {ranks.min():.1f}–{ranks.max():.1f}"))
         r2 = torch.tensor([each.r2 for each in self.heads])
-        lines.append(f"  exponential fit: median R² {r2.nanmedian():.3f}")
+        lines.append(("exponential fit", f"median R² {r2.nanmedian():.3f}"))
+        error = f"{self.error_of} error of {self.mechanism}"
         if self.mechanism and slow and fast:
             means = [sum(each.error for each in part) / len(part) for part in (slow, fast)]
-            lines.append(
-                f"  {self.error_of} error of {self.mechanism}: slow heads {means[0]:.3f}, others {means[1]:.3f}"
-            )
+            lines.append((error, f"slow heads {means[0]:.3f}, others {means[1]:.3f}"))
         if self.mechanism and not self.errors_differ:
-            lines.append(f"  {self.error_of} error of {self.mechanism}: the same in all heads, so nothing to compare")
+            lines.append((error, "the same in all heads, so nothing to compare"))
         elif self.mechanism:
             for measure in MEASURES if not ranks.isnan().any() else MEASURES[1:]:
                 found = self.correlation(measure)
-                lines.append(f"  Spearman of {measure} and error: {found.rho:+.3f} (p = {found.p_value:.1e})")
+                lines.append((f"Spearman of {measure} and error", f"{found.rho:+.3f} (p = {found.p_value:.1e})"))
         if self.skipped:
-            lines.append(f"  no dense map: {', '.join(self.skipped)}")
-        return "\n".join(lines)
+            lines.append(("no dense map", ", ".join(self.skipped)))
+        return lines
 
 
 def spectra(
@@ -212,6 +224,7 @@ def spectra(
     slow_below: float = SLOW,
     seed: int = 0,
     tell: Callable[[str], None] | None = None,
+    progress: Progress | bool | None = None,
 ) -> Spectra:
     """The spectra of every head of a model on one batch, and the error of a mechanism in the same heads.
 
@@ -226,6 +239,7 @@ def spectra(
             ‖A‖_F, so that its error may be large in itself and small for its size.
         values, dense_up_to, slow_below, seed: as in `head_spectra`.
         tell: is told the name of each module when it is done.
+        progress: as in `coterie.fit`.
 
     Example:
         >>> import torch
@@ -238,7 +252,9 @@ def spectra(
     chosen = None if mechanism is None else as_mechanism(mechanism)
     expect_choice("error_of", error_of, ERRORS)
     _check_settings(values, dense_up_to, slow_below, seed)
+    bars, total = telling(progress), len(host_of(model).names)
     heads: list[HeadSpectrum] = []
+    done: list[str] = []
 
     def look(name: str, seen: Seen) -> None:
         errors = None if chosen is None else _errors(seen, chosen, error_of)
@@ -246,8 +262,11 @@ def spectra(
             heads.append(each if errors is None else replace(each, error=float(errors[each.sample, each.head])))
         if tell is not None:
             tell(name)
+        done.append(name)
+        count("spectra", len(done), total)
 
-    skipped = watch_dense(model, batch, look)
+    with bars as count:
+        skipped = watch_dense(model, batch, look)
     windows = f"; windows: {', '.join(skipped)}" if skipped else ""
     expect(bool(heads), "model", "dense attention over more than a few queries", "none" + windows)
     return Spectra("" if chosen is None else str(chosen), tuple(heads), skipped, error_of)

@@ -39,6 +39,7 @@ from coterie.cli.inputs import UserError
 from coterie.cli.sentences import run_command
 from coterie.files import expect_writable, shown
 from coterie.fitting.fit import Fit, environment, fit
+from coterie.fitting.tables import choices_table, lengths_table
 from coterie.timing import interleaved
 
 app = typer.Typer(
@@ -126,23 +127,8 @@ def fit_command(
 
 
 def _show(found: Fit, model: str) -> None:
-    table = Table(title=escape(shown(f"{model}: attention that keeps {found.measure} ≥ {found.fidelity}")))
-    for column in ("attention module", "runs", "error there", "attention, ms", "dense, ms"):
-        table.add_column(column, justify="left" if column in ("attention module", "runs") else "right")
-    rows = {(row.module, row.mechanism): row for row in found.table}
-    for module, spec in found.choices.items():
-        row, dense = rows.get((module, spec)), rows.get((module, "dense"))
-        cells = [f"{row.error:.3f}", f"{row.seconds * 1e3:.1f}"] if row else ["–", "–"]
-        table.add_row(escape(shown(module)), escape(spec), *cells, f"{dense.seconds * 1e3:.1f}" if dense else "–")
-    out.print(table)
-    speed = Table(title="held-out text")
-    for column in ("tokens", "fidelity", "model, dense", "model, fitted", "speed-up"):
-        speed.add_column(column, justify="right")
-    for at in found.lengths:
-        ratio = at.dense_seconds / at.fitted_seconds
-        times = (f"{at.dense_seconds:.2f} s", f"{at.fitted_seconds:.2f} s")
-        speed.add_row(f"{at.tokens:,}", f"{at.fidelity:.4f}", *times, f"{ratio:.2f}×")
-    out.print(speed)
+    print_table(f"{model}: attention that keeps {found.measure} ≥ {found.fidelity}", *choices_table(found))
+    print_table("held-out text", *lengths_table(found))
     attention, whole = found.speedups
     verdict = "[green]holds[/]" if found.holds else "[red]does not hold[/]"
     out.print(f"fidelity {found.held_out:.4f} on held-out text: {verdict} (asked {found.fidelity})")

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from coterie.files import plain, shown
+from coterie.progress import Progress, terminal_bars
 
 # Into a file or a pipe nothing is cut off.
 out, err = Console(width=None if sys.stdout.isatty() else 160), Console(stderr=True)
@@ -31,11 +31,13 @@ Trust = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
-def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
-    """A table whose first column is words and whose others are numbers."""
+def print_table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], words: tuple[int, ...] = (0,)
+) -> None:
+    """A table some of whose columns are words, the first by default, and the others numbers."""
     table = Table(title=escape(shown(title)))
     for index, column in enumerate(columns):
-        table.add_column(column, justify="right" if index else "left")
+        table.add_column(column, justify="left" if index in words else "right")
     for row in rows:
         table.add_row(*(escape(shown(cell)) for cell in row))
     out.print(table)
@@ -58,16 +60,6 @@ def spinner(what: str) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def bars() -> Iterator[Callable[[str, int, int], None]]:
+def bars() -> AbstractContextManager[Progress]:
     """A function (what, done, total) that draws a bar for each what."""
-    columns = (TextColumn("{task.description:14}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-    with Progress(*columns, TimeElapsedColumn(), console=err, transient=True) as progress:
-        tasks: dict[str, Any] = {}
-
-        def tell(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = progress.add_task(what, total=total)
-            progress.update(tasks[what], completed=done, total=total)
-
-        yield tell
+    return terminal_bars(err)

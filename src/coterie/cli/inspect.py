@@ -97,15 +97,8 @@ def _heads(loaded: Loaded, batch: Any, mechanism: Any, length: int, worst: int, 
 def _spectra(loaded: Loaded, batch: Any, mechanism: Any, worst: int, picture: Path | None, as_json: bool) -> None:
     from coterie.analysis import draw_spectra, save, spectra
 
-    done, total = 0, len(coterie.hf.attention_modules(loaded.model))
     with bars() as tell:
-
-        def count(name: str) -> None:
-            nonlocal done
-            done += 1
-            tell("spectra", done, total)
-
-        found = spectra(loaded.model, batch, mechanism=mechanism, tell=count)
+        found = spectra(loaded.model, batch, mechanism=mechanism, progress=tell)
     if picture is not None:
         save(draw_spectra(found, title=loaded.name), picture)
     if as_json:

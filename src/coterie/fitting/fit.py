@@ -17,9 +17,10 @@ from coterie.fitting.profile import profile
 from coterie.fitting.result import AtLength, Fit
 from coterie.fitting.search import Choices, search
 from coterie.fitting.speed import time_passes
-from coterie.fitting.task import Progress, Task
+from coterie.fitting.task import Task
 from coterie.hosts import DENSE, host_of
 from coterie.mechanisms import ImprovedClustered, Local, Longformer, Mechanism, NearFar, Smyrf, as_mechanism
+from coterie.progress import Progress, telling
 
 
 def default_candidates(seed: int = 0) -> list[Mechanism]:
@@ -45,7 +46,7 @@ def fit(
     candidates: Sequence[Any] | None = None,
     seconds: float | None = None,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> Fit:
     """The cheapest attention that keeps a model's answers on your own data, layer by layer.
 
@@ -65,7 +66,8 @@ def fit(
         candidates: mechanisms to try.
         seconds: a budget; when it is used up, the best plan so far is checked and returned.
         seed: of the mechanisms.
-        progress: called with (what, done, total).
+        progress: True draws bars, on a terminal with rich or in a notebook; or a function that is called with
+            (what, done, total).
 
     Example:
         >>> import coterie, torch
@@ -82,12 +84,13 @@ def fit(
     host = host_of(model)
     for batch in (*fitted, *checked):
         host.check(batch)
-    tell, start = progress or (lambda what, done, total: None), time.monotonic()
+    bars, start = telling(progress), time.monotonic()
     training = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         fitted.sort(key=length_of, reverse=True)  # if time runs out, the long ones have been tried
-        return _fit(Task(host, fitted, checked, float(fidelity), wanted, seconds, start, tell), measure, seed)
+        with bars as tell:
+            return _fit(Task(host, fitted, checked, float(fidelity), wanted, seconds, start, tell), measure, seed)
     finally:
         host.restore()
         for module, was in training:

@@ -12,7 +12,9 @@ from coterie.checks import expect, expect_type
 from coterie.files import plain, read_json, write_json
 from coterie.fitting.profile import Tried
 from coterie.fitting.search import Choices
+from coterie.fitting.tables import choices_table, lengths_table, tried_table
 from coterie.hosts import DENSE, host_of
+from coterie.tables import folded, output, paragraph
 
 _Row = TypeVar("_Row")
 
@@ -113,15 +115,27 @@ class Fit:
     def __str__(self) -> str:
         width = max(map(len, self.choices))
         lines = [f"{name:{width}}  {spec}" for name, spec in self.choices.items()]
+        return "\n".join([*lines, "", *self._said()])
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        tried = tried_table(self)
+        return output(
+            choices_table(self).html(),
+            lengths_table(self).html(),
+            *map(paragraph, self._said()),
+            folded(f"everything that was tried: {len(tried.rows):,} rows", tried.html()),
+        )
+
+    def _said(self) -> list[str]:
+        """The result in a few sentences."""
         attention, model = self.speedups
-        lines += [
-            "",
+        return [
             f"fidelity ({self.measure}): asked {self.fidelity}, calibrated {self.calibrated:.4f}, "
             f"held out {self.held_out:.4f}",
             f"speed: attention {attention:.2f}×, the whole model {model:.2f}×",
             *self.notes,
         ]
-        return "\n".join(lines)
 
 
 def _as(kind: type[_Row], row: dict[str, Any]) -> _Row:

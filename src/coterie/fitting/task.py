@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from coterie.hosts import DENSE, Host
 from coterie.mechanisms import Mechanism
-
-Progress = Callable[[str, int, int], None]
+from coterie.progress import Progress
 
 
 @dataclass(frozen=True)

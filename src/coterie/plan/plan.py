@@ -10,6 +10,7 @@ from torch import Tensor
 
 from coterie.checks import expect, expect_int, expect_type, is_int
 from coterie.plan.tiles import count_pairs, fold_means, pairs_met
+from coterie.tables import facts, output, paragraph
 
 Duplicates = Literal["count", "once"]
 _SETTINGS = ("num_queries", "num_keys", "key_heads", "causal", "once")
@@ -398,29 +399,38 @@ class Plan:
           round 1: 4 groups of 25 queries, 25 keys
           scores: 5,000 a head, 50.0 % of all pairs
         """
+        return "\n".join([self._title(), *(f"  {name}: {said}" for name, said in self._facts())])
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: what `describe` says."""
+        return output(paragraph(self._title()), facts(self._facts()).html())
+
+    def _title(self) -> str:
         causal = ", causal" if self.causal else ""
-        lines = [
+        return (
             f"plan: batch {self.batch}, {self.heads} heads on {self.key_heads}, {self.num_queries:,} queries, "
             f'{self.num_keys:,} keys, duplicates="{self.duplicates}"{causal}'
-        ]
+        )
+
+    def _facts(self) -> list[tuple[str, str]]:
+        """Its virtual rows, its rounds and its cost, each by name."""
+        found = []
         for name, means in (("queries", self.query_means), ("keys", self.key_means)):
             if means is not None:
                 sizes = means.stop - means.start
-                lines.append(f"  virtual rows: {_spread(sizes)} means of {name}")
+                found.append(("virtual rows", f"{_spread(sizes)} means of {name}"))
         for index, each in enumerate(self.rounds):
             busy = (each.query_sizes > 0) & (each.key_sizes > 0)
             heads = max(1, self.batch * self.heads)
             count = int(busy.sum()) / heads
             window = f", window {each.window}" if each.window is not None else ""
             counts = ", counted" if each.counts is not None else ""
-            lines.append(
-                f"  round {index}: {count:,.4g} groups of {_spread(each.query_sizes[busy])} queries, "
-                f"{_spread(each.key_sizes[busy])} keys{window}{counts}"
-            )
+            said = f"{count:,.4g} groups of {_spread(each.query_sizes[busy])} queries, "
+            found.append((f"round {index}", f"{said}{_spread(each.key_sizes[busy])} keys{window}{counts}"))
         scores = float(self.pairs_met().double().mean()) if self.batch * self.heads else 0.0
         share = scores / max(1, self.num_queries * self.num_keys)
-        lines.append(f"  scores: {scores:,.0f} a head, {share:.1%} of all pairs".replace("%", " %"))
-        return "\n".join(lines)
+        found.append(("scores", f"{scores:,.0f} a head, {share:.1%} of all pairs".replace("%", " %")))
+        return found
 
 
 def _check_fields(prefix: str, kind: type[Plan | Round | Means], part: dict[str, Any]) -> None:

@@ -14,8 +14,10 @@ from plotly.offline import get_plotlyjs
 
 from coterie.files import plain, readable, write_whole
 from coterie.fitting.fit import Fit
+from coterie.fitting.tables import choices_table, lengths_table, tried_table
 from coterie.hosts import DENSE
 from coterie.report.pictures import Pictures
+from coterie.tables import Table, facts
 
 _SYMBOLS = ("circle", "diamond", "square", "triangle-up")
 
@@ -53,22 +55,23 @@ def page(found: Fit, pictures: Pictures, *, model: str, command: str) -> str:
         + "</div>"
         + "".join(f"<p>{html.escape(note)}</p>" for note in found.notes)
         + "</section>",
-        _section("What runs", _choices(found)),
+        _section("What runs", _wide(choices_table(found))),
         _section(
             "What was tried",
             _plot("candidates") + "<p>Each point is a candidate: its time and error, over all modules.</p>",
         ),
-        _section("Fidelity and speed by length", _plot("lengths") + _by_length(found)),
+        _section("Fidelity and speed by length", _plot("lengths") + _wide(lengths_table(found))),
         _section("Which heads are hard", _plot("heads")),
     ]
     if pictures.meetings:
         sections.append(_section("Who meets whom", _chooser(pictures) + _plot("meetings")))
     sections.append(
         _section(
-            "Everything that was tried", f"<details><summary>{len(found.table)} rows</summary>{_table(found)}</details>"
+            "Everything that was tried",
+            f"<details><summary>{len(found.table)} rows</summary>{_wide(tried_table(found))}</details>",
         )
     )
-    versions = _rows([], [list(pair) for pair in found.environment.items()], left={0, 1})
+    versions = _wide(facts(found.environment.items()))
     sections.append(
         _section(
             "How to reproduce",
@@ -108,53 +111,14 @@ def _chooser(pictures: Pictures) -> str:
     return f"<p><label>The hardest head of <select id=module>{''.join(options)}</select></label></p>"
 
 
-def _choices(found: Fit) -> str:
-    tried = {(row.module, row.mechanism): row for row in found.table}
-    rows = []
-    for module, spec in found.choices.items():
-        row, dense = tried.get((module, spec)), tried.get((module, DENSE))
-        cells = [_number(row.error), _number(row.seconds * 1e3)] if row else ["–", "–"]
-        rows.append([module, spec, *cells, _number(dense.seconds * 1e3) if dense else "–"])
-    return _rows(["attention module", "runs", "error there", "ms", "dense, ms"], rows, left={0, 1})
-
-
-def _by_length(found: Fit) -> str:
-    rows = [
-        [
-            f"{at.tokens:,}",
-            f"{at.fidelity:.4f}",
-            f"{at.dense_seconds:.3f}",
-            f"{at.fitted_seconds:.3f}",
-            f"{at.dense_seconds / at.fitted_seconds:.2f}×",
-        ]
-        for at in found.lengths
-    ]
-    return _rows(["tokens", "fidelity", "dense, s", "fitted, s", "speed-up"], rows, left={0})
-
-
-def _table(found: Fit) -> str:
-    rows = [[r.module, r.mechanism, _number(r.error), _number(r.seconds * 1e3), r.note] for r in found.table]
-    return _rows(["attention module", "mechanism", "error", "ms", "note"], rows, left={0, 1, 4})
-
-
-def _rows(head: list[str], rows: list[list[str]], left: set[int]) -> str:
-    """A table; columns in `left` are words, the others numbers."""
-
-    def line(tag: str, cells: list[str]) -> str:
-        kinds = (" class=l" if index in left else "" for index in range(len(cells)))
-        return "<tr>" + "".join(f"<{tag}{kind}>{html.escape(x)}" for kind, x in zip(kinds, cells, strict=True))
-
-    body = "".join(line("td", row) for row in rows)
-    return f"<div class=scroll tabindex=0><table>{line('th', head) if head else ''}{body}</table></div>"
+def _wide(table: Table) -> str:
+    """A table that scrolls on its own where the screen is narrow."""
+    return f"<div class=scroll tabindex=0>{table.html()}</div>"
 
 
 def _label(text: str) -> str:
     """Text in a figure, where plotly reads a little HTML: links, line breaks, bold."""
     return html.escape(text, quote=False)
-
-
-def _number(x: float) -> str:
-    return f"{x:.3g}" if math.isfinite(x) else "–"
 
 
 def _candidates(found: Fit) -> Any:

@@ -1,0 +1,1 @@
+"""Notebooks, kept as scripts: `python -m notebooks` runs them."""

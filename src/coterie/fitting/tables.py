@@ -1,0 +1,82 @@
+"""The tables of a fit: what runs, how it did at each length, and everything that was tried."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from coterie.hosts import DENSE
+from coterie.tables import Table
+
+if TYPE_CHECKING:
+    from coterie.fitting.result import Fit
+
+
+def choices_table(found: Fit) -> Table:
+    """What runs in each attention module, and what that costs there.
+
+    Example:
+        >>> from coterie.fitting.profile import Tried
+        >>> from coterie.fitting.result import Fit
+        >>> from coterie.fitting.tables import choices_table
+        >>> tried = [Tried("a", "dense", 0.0, 0.2), Tried("a", "near-far", 0.1, 0.05)]
+        >>> found = Fit({"a": "near-far"}, "hidden", 0.9, 0.95, 0.94, tried, (0.2, 0.05), [], 0)
+        >>> print(choices_table(found).text())
+        attention module  runs      error there  attention, ms  dense, ms
+        a                 near-far        0.100           50.0      200.0
+    """
+    tried = {(row.module, row.mechanism): row for row in found.table}
+    rows = []
+    for module, spec in found.choices.items():
+        row, dense = tried.get((module, spec)), tried.get((module, DENSE))
+        cells = [_number(row.error, 3), _number(row.seconds * 1e3, 1)] if row else ["–", "–"]
+        rows.append([module, spec, *cells, _number(dense.seconds * 1e3, 1) if dense else "–"])
+    return Table(["attention module", "runs", "error there", "attention, ms", "dense, ms"], rows, words=(0, 1))
+
+
+def lengths_table(found: Fit) -> Table:
+    """Fidelity and speed of the whole model on held-out batches.
+
+    Example:
+        >>> from coterie.fitting.result import AtLength, Fit
+        >>> from coterie.fitting.tables import lengths_table
+        >>> at = AtLength(2048, 0.9953, 0.83, 0.64)
+        >>> print(lengths_table(Fit({}, "hidden", 0.99, 1.0, 1.0, [], (1.0, 1.0), [at], 0)).text())
+        tokens  fidelity  model, dense  model, fitted  speed-up
+         2,048    0.9953        0.83 s         0.64 s     1.30×
+    """
+    rows = [
+        [
+            f"{at.tokens:,}",
+            _number(at.fidelity, 4),
+            f"{at.dense_seconds:.2f} s",
+            f"{at.fitted_seconds:.2f} s",
+            f"{at.dense_seconds / at.fitted_seconds:.2f}×" if at.fitted_seconds else "–",
+        ]
+        for at in found.lengths
+    ]
+    return Table(["tokens", "fidelity", "model, dense", "model, fitted", "speed-up"], rows, words=())
+
+
+def tried_table(found: Fit) -> Table:
+    """Every candidate in every module.
+
+    Example:
+        >>> from coterie.fitting.profile import Tried
+        >>> from coterie.fitting.result import Fit
+        >>> from coterie.fitting.tables import tried_table
+        >>> tried = [Tried("a", "local", 0.5, 0.01, "slower than dense")]
+        >>> print(tried_table(Fit({}, "hidden", 0.9, 1.0, 1.0, tried, (1.0, 1.0), [], 0)).text())
+        attention module  mechanism  error    ms  note
+        a                 local      0.500  10.0  slower than dense
+    """
+    rows = [
+        [row.module, row.mechanism, _number(row.error, 3), _number(row.seconds * 1e3, 1), row.note]
+        for row in found.table
+    ]
+    return Table(["attention module", "mechanism", "error", "ms", "note"], rows, words=(0, 1, 4))
+
+
+def _number(x: float, digits: int) -> str:
+    """A candidate that was refused has neither an error nor a time."""
+    return f"{x:.{digits}f}" if math.isfinite(x) else "–"

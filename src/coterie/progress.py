@@ -1,0 +1,167 @@
+"""Progress of what takes a while: bars on a terminal, and in a notebook one output that is drawn again in its place."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from coterie.checks import expect, expect_type
+from coterie.tables import as_html, output
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Progress = Callable[[str, int, int], None]
+_BETWEEN = 0.2  # seconds between two drawings in a notebook
+
+
+def telling(progress: Progress | bool | None) -> AbstractContextManager[Progress]:
+    """What a user's `progress=` stands for: a function (what, done, total). True draws bars, False and None nothing.
+
+    Example:
+        >>> from coterie.progress import telling
+        >>> with telling(print) as tell:
+        ...     tell("batches", 1, 3)
+        batches 1 3
+        >>> telling("yes")
+        Traceback (most recent call last):
+        TypeError: progress: expected True, False or a function (what, done, total), got str
+    """
+    if progress is None or progress is False:
+        return nullcontext(_nothing)
+    if progress is True:
+        return notebook_bars() if in_notebook() else terminal_bars()
+    wanted = "True, False or a function (what, done, total)"
+    expect_type(callable(progress), "progress", wanted, type(progress).__name__)
+    return nullcontext(progress)
+
+
+def _nothing(what: str, done: int, total: int) -> None:
+    return
+
+
+def in_notebook() -> bool:
+    """Whether a kernel runs this code, so that outputs can hold HTML and be replaced."""
+    shell = sys.modules.get("IPython")
+    return shell is not None and getattr(shell.get_ipython(), "kernel", None) is not None
+
+
+# --- on a terminal ----------------------------------------------------------------------------------------------------
+
+
+def terminal_bars(console: Console | None = None) -> AbstractContextManager[Progress]:
+    """A bar for each what, on stderr or a console of rich; they vanish when all is done."""
+    expect(_has_rich(), "progress", "rich to draw bars with (pip install rich), or a function", "no rich")
+    return _rich_bars(console)
+
+
+def _has_rich() -> bool:
+    return find_spec("rich") is not None
+
+
+@contextmanager
+def _rich_bars(console: Console | None) -> Iterator[Progress]:
+    from rich import progress
+    from rich.console import Console
+
+    words = progress.TextColumn("{task.description:14}", markup=False)
+    count = progress.TextColumn("{task.completed}/{task.total}")
+    columns = (words, progress.BarColumn(), count, progress.TimeElapsedColumn())
+    with progress.Progress(*columns, console=console or Console(stderr=True), transient=True) as drawn:
+        tasks: dict[str, Any] = {}
+
+        def tell(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = drawn.add_task(what, total=total)
+            drawn.update(tasks[what], completed=done, total=total)
+
+        yield tell
+
+
+# --- in a notebook ----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Step:
+    """How far one thing is."""
+
+    done: int
+    total: int
+    start: float
+    now: float
+
+    @property
+    def seconds(self) -> float:
+        """Since it was first heard of."""
+        return self.now - self.start
+
+
+@dataclass
+class Drawn:
+    """Steps as an output of a notebook: a line for each, with a bar where HTML is shown.
+
+    Example:
+        >>> from coterie.progress import Drawn
+        >>> found = Drawn()
+        >>> found.tell("batches", 1, 3, now=0.0)
+        >>> found.tell("batches", 2, 3, now=4.0)
+        >>> found
+        batches 2/3, 4 s
+        >>> '<progress value="2" max="3">' in found._repr_html_()
+        True
+    """
+
+    steps: dict[str, Step] = field(default_factory=dict)
+
+    def tell(self, what: str, done: int, total: int, now: float) -> None:
+        """Take down how far something is; `now` is in seconds."""
+        first = self.steps.get(what)
+        self.steps[what] = Step(done, total, now if first is None else first.start, now)
+
+    def _lines(self) -> dict[str, Step]:
+        return {f"{what} {s.done:,}/{s.total:,}, {s.seconds:.0f} s": s for what, s in self.steps.items()}
+
+    def __repr__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _repr_html_(self) -> str:
+        return output(
+            *(
+                f'<div><progress value="{step.done}" max="{step.total}"></progress> {as_html(line)}</div>'
+                for line, step in self._lines().items()
+            )
+        )
+
+
+@contextmanager
+def notebook_bars() -> Iterator[Progress]:
+    """Bars in one output, which stays when all is done. It needs no widgets, and a stored notebook holds it once."""
+    from IPython.display import display
+
+    drawn, last = Drawn(), 0.0
+    handle: Any = None
+
+    def show() -> None:
+        nonlocal handle, last
+        if handle is None:
+            handle = display(drawn, display_id=True)
+        else:
+            handle.update(drawn)
+        last = time.monotonic()
+
+    def tell(what: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        drawn.tell(what, done, total, now)
+        if handle is None or now - last >= _BETWEEN:
+            show()
+
+    try:
+        yield tell
+    finally:
+        if drawn.steps:
+            show()  # the last state, whatever it is
