@@ -61,7 +61,7 @@ def main(
     }
     study = Study.open(out_folder(out, f"glue-{task}", quick), settings, fresh=fresh)
     with bar(seeds * len(mechanisms) + 1) as shown:
-        results = tuning.run(study, mechanisms, seeds, shown)
+        results = tuning.run(study, mechanisms, range(seeds), shown)
         costs = tuning.costs(study, mechanisms, 2 if quick else 5, shown)
     score = found.score.__name__
     title, columns, rows = comparison.trained_with(results, costs, score)
