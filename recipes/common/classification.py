@@ -104,9 +104,7 @@ class FineTuning:
                 bar.done()
         return results
 
-    def costs(
-        self, study: Study, mechanisms: list[str], repeats: int, bar: Bar, *, texts: int = 32
-    ) -> list[Result]:
+    def costs(self, study: Study, mechanisms: list[str], repeats: int, bar: Bar, *, texts: int = 32) -> list[Result]:
         """What a training step costs with each mechanism on the longest texts.
 
         Args:

@@ -31,7 +31,9 @@ def main(
     epochs: Annotated[float, typer.Option(min=0.01, help="The paper's are 3.")] = 1,
     batch: Annotated[int, typer.Option(min=1)] = 8,
     rate: Annotated[float, typer.Option(help="Of Adam.")] = 3e-5,
-    length: Annotated[int, typer.Option(min=2, help="Tokens that longer reviews are cut to; too few positions are interpolated.")] = 512,
+    length: Annotated[
+        int, typer.Option(min=2, help="Tokens that longer reviews are cut to; too few positions are interpolated.")
+    ] = 512,
     bf16: command.Bf16 = False,
     quick: command.Quick = False,
     out: command.Out = None,
