@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,6 @@ from recipes.common.study import Result, Study
 from recipes.common.training import Schedule, predict, train
 
 DENSE = "dense"
-_SAMPLE = 32  # texts of all lengths on which scores are counted
 
 
 class Task(NamedTuple):
@@ -47,6 +47,11 @@ class FineTuning:
     schedule: Schedule
     positions: int | None = None
 
+    @property
+    def together(self) -> int:
+        """How many texts are in memory at once."""
+        return self.schedule.at_once or self.schedule.batch
+
     def tokenized(self) -> tuple[Dataset, Dataset, Any]:
         """The tokens of both parts, and what makes batches of them."""
         tokenizer = models.load_tokenizer(self.model)
@@ -73,9 +78,13 @@ class FineTuning:
         set_seed(seed)
         return models.load(self.model, AutoModelForSequenceClassification, self.positions, num_labels=self.task.classes)
 
-    def run(self, study: Study, mechanisms: list[str], seeds: int, bar: Bar) -> list[Result]:
-        """Train with each mechanism and seed. Run each model densely and as it was trained, and the one that was
-        trained densely with every mechanism.
+    def run(
+        self, study: Study, mechanisms: list[str], seeds: Iterable[int], bar: Bar, *, interchange: bool = True
+    ) -> list[Result]:
+        """Train with each mechanism and seed, and run each model as it was trained.
+
+        Args:
+            interchange: run it densely too, and the one that was trained densely with every mechanism.
 
         Returns:
             for each: `trained`, `seed`, `scores` by what ran, `seconds_per_step`, `losses`.
@@ -87,31 +96,36 @@ class FineTuning:
             bar.begin(f"{trained}, seed {seed}")
             took = train(model, training, collate, self.schedule, seed, folder, bar)
             scores = {}
-            for running in mechanisms if trained == DENSE else dict.fromkeys([DENSE, trained]):
+            others = (mechanisms if trained == DENSE else [DENSE]) if interchange else []
+            for running in dict.fromkeys([*others, trained]):
                 bar.begin(f"{trained}, seed {seed}: test with {running}")
-                found = predict(models.attend_by(model, running), test, collate, 2 * self.schedule.batch, folder)
+                found = predict(models.attend_by(model, running), test, collate, 2 * self.together, folder)
                 scores[running] = self.task.score(*found)
             return {"trained": trained, "seed": seed, "scores": scores, **took._asdict()}
 
         results = []
-        for seed in range(seeds):
+        for seed in seeds:
             for trained in mechanisms:
                 name = f"{models.slug(trained)}-{seed}"
                 results.append(study.run(name, partial(make, trained, seed)))
                 bar.done()
         return results
 
-    def costs(self, study: Study, mechanisms: list[str], repeats: int, bar: Bar) -> list[Result]:
-        """What a training step costs with each mechanism on the longest texts; scores are counted on all lengths."""
+    def costs(self, study: Study, mechanisms: list[str], repeats: int, bar: Bar, *, texts: int = 32) -> list[Result]:
+        """What a training step costs with each mechanism on the longest texts.
+
+        Args:
+            texts: how many, of all lengths, scores are counted on.
+        """
         training, _, collate = self.tokenized()
 
         def make(_: Path) -> Result:
             bar.begin("time and memory of a step", repeats + 1 + len(mechanisms))
             by_length = sorted(range(len(training)), key=lambda i: -len(training[i]["input_ids"]))
-            sample = by_length[:: -(-len(by_length) // _SAMPLE)]
-            longest = collate([training[i] for i in by_length[: self.schedule.batch]])
-            texts = [collate([training[i]]) for i in sample]
-            return {"rows": costs(self.new_model(0), longest, texts, mechanisms, repeats, bar.tick)}
+            sample = by_length[:: -(-len(by_length) // texts)]
+            longest = collate([training[i] for i in by_length[: self.together]])
+            single = [collate([training[i]]) for i in sample]
+            return {"rows": costs(self.new_model(0), longest, single, mechanisms, repeats, bar.tick)}
 
         found = study.run("costs", make)["rows"]
         bar.done()

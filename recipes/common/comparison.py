@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from recipes.common.classification import DENSE
@@ -11,11 +12,18 @@ from recipes.common.scores import mean_and_error, shown
 from recipes.common.study import Result
 
 
-def trained_with(results: list[Result], costs: list[Result], score: str) -> Table:
-    """Each mechanism, trained and run with; its difference to dense is that of the same seeds."""
-    dense = {r["seed"]: r["scores"][DENSE] for r in results if r["trained"] == DENSE}
+def trained_with(
+    results: list[Result], costs: list[Result], score: str, *, base: str = DENSE, names: Mapping[str, str] | None = None
+) -> Table:
+    """Each mechanism, trained and run with; its difference to dense is that of the same seeds.
+
+    Args:
+        base: what others are compared with.
+        names: what readers know mechanisms by; a column of its own.
+    """
+    dense = {r["seed"]: r["scores"][base] for r in results if r["trained"] == base}
     rows = []
-    base = next(cost for cost in costs if cost["mechanism"] == DENSE)
+    first = next(cost for cost in costs if cost["mechanism"] == base)
     for cost in costs:
         name = cost["mechanism"]
         mine = [r for r in results if r["trained"] == name]
@@ -23,16 +31,19 @@ def trained_with(results: list[Result], costs: list[Result], score: str) -> Tabl
         apart = [r["scores"][name] - dense[r["seed"]] for r in mine]
         rows.append(
             [
+                *([] if names is None else [names.get(name, "")]),
                 name,
                 f"{cost['scores']:.0f} of {cost['dense_scores']:.0f}",
                 shown(scores),
-                "" if name == DENSE else shown(apart, sign="+"),
-                f"{cost['step'] / base['step']:.2f}×",
-                _ratio(cost["peak_bytes"], base["peak_bytes"]),
+                "" if name == base else shown(apart, sign="+"),
+                f"{cost['step'] / first['step']:.2f}×",
+                _ratio(cost["peak_bytes"], first["peak_bytes"]),
             ]
         )
-    tokens = base["tokens"]
-    columns = ["trained and run with", "keys met", score, "difference to dense"]
+    lengths = sorted({cost["tokens"] for cost in costs})
+    tokens = " and ".join(f"{length:,}" for length in lengths)
+    columns = [] if names is None else ["what it is"]
+    columns += ["trained and run with", "keys met", score, f"difference to {base}"]
     columns += [f"time of a step, {tokens} tokens", f"memory of a step, {tokens} tokens"]
     seeds = len(dense)
     return f"{score} × 100, {seeds} seed{'s' * (seeds > 1)}, ± standard error", columns, rows
@@ -54,11 +65,11 @@ def interchange(results: list[Result], score: str) -> Table:
     return f"trained → run, {score} × 100", columns, rows
 
 
-def summary(task: str, results: list[Result], score: str) -> str:
-    """In one line."""
-    dense = {r["seed"]: r["scores"][DENSE] for r in results if r["trained"] == DENSE}
-    parts = [f"{task}, {score} × 100: dense {shown(list(dense.values()))}"]
-    for name in dict.fromkeys(r["trained"] for r in results if r["trained"] != DENSE):
+def summary(task: str, results: list[Result], score: str, base: str = DENSE) -> str:
+    """In one line: what `base` got, and how far the others are from it."""
+    dense = {r["seed"]: r["scores"][base] for r in results if r["trained"] == base}
+    parts = [f"{task}, {score} × 100: {base} {shown(list(dense.values()))}"]
+    for name in dict.fromkeys(r["trained"] for r in results if r["trained"] != base):
         apart = [r["scores"][name] - dense[r["seed"]] for r in results if r["trained"] == name]
         parts.append(f"{name} {shown(apart, sign='+')}")
     return "; ".join(parts) + "."

@@ -40,6 +40,10 @@ class Study:
                 _enter(folder, _stored(settings))
         return Study(folder)
 
+    def part(self, name: str) -> Study:
+        """A folder in it for runs whose names may be those of others."""
+        return Study(self.folder / name)
+
     def run(self, name: str, make: Callable[[Path], Result]) -> Result:
         """The result of a run: as it was stored, or made in a folder of its own and stored.
 

@@ -7,8 +7,10 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments, set_seed
 
+from recipes.common.by_length import TrainerByLength
 from recipes.common.progress import Bar
 
 _COMPLETE = "complete"  # a file in every checkpoint that was written to its end
@@ -25,6 +27,7 @@ class Schedule(NamedTuple):
     decay: float = 0.0
     by_length: bool = False  # put examples of about the same length into a batch
     bf16: bool = False
+    at_once: int | None = None  # examples of a batch that are in memory together; all of them by default
 
 
 class _Steps(TrainerCallback):  # type: ignore[misc]
@@ -53,15 +56,16 @@ class Trained(NamedTuple):
 
 def arguments(folder: Path, schedule: Schedule, seed: int, steps: int) -> TrainingArguments:
     """What the Trainer is told."""
+    at_once = schedule.at_once or schedule.batch
     return TrainingArguments(
         output_dir=str(folder),
         num_train_epochs=schedule.epochs,
-        per_device_train_batch_size=schedule.batch,
+        per_device_train_batch_size=at_once,
+        gradient_accumulation_steps=schedule.batch // at_once,
         per_device_eval_batch_size=2 * schedule.batch,
         learning_rate=schedule.rate,
         warmup_steps=round(schedule.warmup * steps),
         weight_decay=schedule.decay,
-        train_sampling_strategy="group_by_length" if schedule.by_length else "random",
         bf16=schedule.bf16,
         seed=seed,
         data_seed=seed,
@@ -80,7 +84,8 @@ def train(model: Any, examples: Any, collate: Any, schedule: Schedule, seed: int
     told = arguments(folder, schedule, seed, round(steps))
     set_seed(seed)  # a model that was made just now must not decide what is drawn
     watch = _Steps()
-    trainer = Trainer(model, told, collate, train_dataset=examples, callbacks=[watch, bar])
+    kind = TrainerByLength if schedule.by_length else Trainer
+    trainer = kind(model, told, collate, train_dataset=examples, callbacks=[watch, bar])
     trainer.remove_callback(PrinterCallback)  # the bar says how far it is
     trainer.train(resume_from_checkpoint=last_checkpoint(folder))
     losses = [[entry["step"], entry["loss"]] for entry in trainer.state.log_history if "loss" in entry]
@@ -88,7 +93,11 @@ def train(model: Any, examples: Any, collate: Any, schedule: Schedule, seed: int
 
 
 def predict(model: Any, examples: Any, collate: Any, batch: int, folder: Path) -> tuple[Any, Any]:
-    """What a model says of each example, and the labels: arrays in the order of the examples."""
+    """What a model says of each example, and the labels: arrays in the order of the examples.
+
+    It sees the longest first: batches of the same length have little padding.
+    """
+    order = np.argsort([-len(ids) for ids in examples["input_ids"]], kind="stable")
     told = TrainingArguments(
         output_dir=str(folder),
         per_device_eval_batch_size=batch,
@@ -98,8 +107,9 @@ def predict(model: Any, examples: Any, collate: Any, batch: int, folder: Path) -
     )
     trainer = Trainer(model, told, collate)
     trainer.remove_callback(PrinterCallback)
-    found = trainer.predict(examples)
-    return found.predictions, found.label_ids
+    found = trainer.predict(examples.select(order))
+    back = np.argsort(order)
+    return found.predictions[back], found.label_ids[back]
 
 
 def last_checkpoint(folder: Path) -> str | None:

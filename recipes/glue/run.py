@@ -63,8 +63,8 @@ def main(
     }
     study = Study.open(out_folder(out, f"glue-{task}", quick), settings, fresh=fresh)
     with bar(seeds * len(mechanisms) + 1) as shown:
-        results = tuning.run(study, mechanisms, seeds, shown)
-        costs = tuning.costs(study, mechanisms, 1 if quick else 5, shown)
+        results = tuning.run(study, mechanisms, range(seeds), shown)
+        costs = tuning.costs(study, mechanisms, 1 if quick else 5, shown, texts=8 if quick else 32)
     score = found.score.__name__
     title, columns, rows = comparison.trained_with(results, costs, score)
     finish(
