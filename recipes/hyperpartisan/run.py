@@ -122,11 +122,11 @@ def main(
         costs = compared.costs(study, entries, 1 if quick else 3, 4 if quick else 8, shown)
     base = str(entries[0])
     title, columns, rows = comparison.trained_with(results, costs, "accuracy", base=base)
+    said = comparison.summary("Hyperpartisan", results, "accuracy", base)
     finish(
         study.folder,
         [(f"Hyperpartisan, {model}, length=mechanism: {title}", columns, rows)],
         {"results": results, "costs": costs},
         partial(comparison.draw, results=results, costs=costs, score="accuracy"),
-        words=f"{comparison.summary('Hyperpartisan', results, 'accuracy', base)} {len(different)} of {len(found)} articles "
-        "were used, one that occurs twice once.",
+        words=f"{said} {len(different)} of {len(found)} articles were used, one that occurs twice once.",
     )
