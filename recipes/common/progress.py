@@ -1,49 +1,79 @@
-"""One bar for a whole study, with the time that is left."""
+"""How far a study is: its runs, what is under way, and the time that is left."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from accelerate import PartialState
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from transformers import TrainerCallback
 
 from coterie.cli.console import err
+from coterie.progress import in_notebook, notebook_bars
+
+Tell = Callable[[str, int, int], None]  # what, done, total
 
 
 class Bar(TrainerCallback):  # type: ignore[misc]
     """What is under way, and how far it is. The Trainer tells it of its steps."""
 
-    def __init__(self, progress: Progress, total: int) -> None:
-        self.progress = progress
-        self.runs = progress.add_task("runs", total=total)
-        self.steps = progress.add_task("", total=None, visible=False)
+    def __init__(self, tell: Tell, runs: int) -> None:
+        self.tell, self.runs, self.over = tell, runs, 0
+        self.what, self.steps, self.total = "", 0, 1
+        tell("runs", 0, runs)
 
-    def begin(self, what: str, total: int | None = None) -> None:
+    def begin(self, what: str, total: int = 1) -> None:
         """Another run, or another part of it."""
-        self.progress.reset(self.steps, description=what, total=total, visible=True)
+        self.what, self.steps, self.total = what, 0, total
+        self.tell(what, 0, total)
 
     def tick(self, steps: int = 1) -> None:
         """So many steps of it are done."""
-        self.progress.advance(self.steps, steps)
+        self.steps += steps
+        self.tell(self.what, self.steps, self.total)
 
     def done(self) -> None:
         """A run is done."""
-        self.progress.advance(self.runs)
+        self.over += 1
+        self.tell("runs", self.over, self.runs)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.progress.update(self.steps, total=state.max_steps, completed=state.global_step)
+        self.total = state.max_steps
+        self.on_step_end(args, state, control)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.progress.update(self.steps, completed=state.global_step)
+        self.steps = state.global_step
+        self.tell(self.what, self.steps, self.total)
 
 
 @contextmanager
-def bar(total: int) -> Iterator[Bar]:
-    """A bar over so many runs; only the first process of several draws one."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+def bar(runs: int) -> Iterator[Bar]:
+    """Over so many runs; only the first process of several draws."""
+    drawn: AbstractContextManager[Tell] = notebook_bars() if in_notebook() else _terminal()
+    with drawn as tell:
+        yield Bar(tell, runs)
+
+
+@contextmanager
+def _terminal() -> Iterator[Tell]:
+    """Two lines: the runs, and what is under way."""
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+    times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
     shown = PartialState().is_main_process
-    with Progress(*columns, TimeRemainingColumn(), console=err, transient=True, disable=not shown) as progress:
-        yield Bar(progress, total)
+    with Progress(*columns, *times, console=err, transient=True, disable=not shown) as progress:
+        runs, steps = progress.add_task("runs"), progress.add_task("", visible=False)
+        now = ""
+
+        def tell(what: str, done: int, total: int) -> None:
+            nonlocal now
+            if what == "runs":
+                progress.update(runs, completed=done, total=total)
+                return
+            if what != now:
+                now = what
+                progress.reset(steps, description=what, visible=True)
+            progress.update(steps, completed=done, total=total)
+
+        yield tell
