@@ -49,8 +49,8 @@ def words(found: Found, fits: dict[int, Result], limit: int | None, sections: st
     if longer:
         lines.append(
             f"* The model has {limit:,} positions, which were interpolated for {_list(longer)} tokens. It was not "
-            "trained for that: speed and the difference to dense are what is measured there. Dense at "
-            f"{min(found):,} tokens against dense at {max(found):,} says what interpolation itself costs."
+            "trained for that: speed and the difference to dense are what is measured there. What interpolation itself "
+            f"costs is the difference between dense at {min(found):,} and at {max(found):,} tokens, sections alone."
         )
     for length, fit in fits.items():
         kinds = ", ".join(f"{spec} in {n}" for spec, n in _counts(fit["modules"]).items())
@@ -89,7 +89,7 @@ def draw(rates: Any, scores: Any, found: Found) -> None:
         axes.legend(fontsize="x-small")
     rates.set_yscale("log")
     rates.set_ylabel("documents a second")
-    scores.set_ylabel("nDCG@10 of sections (late chunking; dotted: alone)")
+    scores.set_ylabel("nDCG@10 of sections")
 
 
 def _tokens(length: int, limit: int | None) -> str:
