@@ -104,7 +104,7 @@ def main(
         ],
         {"found": found, "fits": fits},
         partial(tables.draw, found=found),
-        tables.words(found, fits, limit, _said(short, wanted)),
+        tables.words(found, fits, limit, _said(short, wanted, bool(fit))),
         panels=2,
     )
 
@@ -141,8 +141,7 @@ def _fit(
     return found.to_dict()
 
 
-def _said(short: Cut, lengths: list[int]) -> str:
-    return (
-        f"{len(short.sections)} sections of up to {lengths[0]:,} tokens, {sum(short.tokens):,} in all; longer ones are "
-        "cut there, and models are fitted on what is cut off."
-    )
+def _said(short: Cut, lengths: list[int], fitted: bool) -> str:
+    rest = ", and models are fitted on what is cut off" if fitted else ""
+    count, tokens = len(short.sections), sum(short.tokens)
+    return f"{count} sections of up to {lengths[0]:,} tokens, {tokens:,} in all; longer ones are cut there{rest}."
