@@ -16,13 +16,18 @@ Table = tuple[str, list[str], list[list[str]]]  # title, columns, rows
 
 
 def finish(
-    folder: Path, tables: list[Table], figures: dict[str, Any], draw: Callable[[Any], None], words: str = ""
+    folder: Path,
+    tables: list[Table],
+    figures: dict[str, Any],
+    draw: Callable[..., None],
+    words: str = "",
+    panels: int = 1,
 ) -> None:
     """Print the tables and what they say, write the figures, draw the plot; the first process of several does.
 
     Args:
         figures: what goes into `results.json` besides settings and tables.
-        draw: what draws into the axes of `results.png`.
+        draw: what draws into the axes of `results.png`; it gets one pair for each panel.
     """
     if not PartialState().is_main_process:
         return
@@ -33,21 +38,22 @@ def finish(
     stored = [{"title": title, "columns": columns, "rows": rows} for title, columns, rows in tables]
     found = {"settings": read_json(folder / "settings.json"), "tables": stored, "words": words, **figures}
     write_json(folder / "results.json", found)
-    plot(folder / "results.png", draw)
+    plot(folder / "results.png", draw, panels)
     wrote(folder / "results.json")
     wrote(folder / "results.png")
 
 
-def plot(path: Path, draw: Callable[[Any], None]) -> None:
-    """A picture with one pair of axes."""
+def plot(path: Path, draw: Callable[..., None], panels: int = 1) -> None:
+    """A picture with one pair of axes, or several side by side."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(7, 4))
-    draw(axes)
-    axes.grid(alpha=0.3)
+    figure, axes = pyplot.subplots(1, panels, figsize=(7 if panels == 1 else 5.5 * panels, 4), squeeze=False)
+    draw(*axes[0])
+    for each in axes[0]:
+        each.grid(alpha=0.3)
     figure.tight_layout()
     save(figure, path)
     pyplot.close(figure)

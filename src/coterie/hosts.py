@@ -16,6 +16,7 @@ from coterie.nn import Swap, swap
 from coterie.observe import Seen, observing
 
 DENSE = "dense"
+_NOTES = ("modality", "prompt_length")  # what sentence-transformers writes beside the tokens, for itself
 
 
 class Host(ABC):
@@ -152,6 +153,9 @@ class HfHost(Host):
         wanted = 'dicts of what the model takes, such as {"input_ids": tokens}'
         expect_type(isinstance(batch, Mapping), "batches", wanted, type(batch).__name__)
 
+    def run(self, batch: Any) -> Any:
+        return super().run({name: value for name, value in batch.items() if name not in _NOTES})
+
     def hidden(self, batch: Any) -> Tensor:
         out = getattr(self.model, "base_model", self.model)(**without_labels(batch))
         found = getattr(out, "last_hidden_state", getattr(out, "logits", None))
@@ -163,7 +167,7 @@ class HfHost(Host):
 
 def without_labels(batch: Any) -> dict[str, Any]:
     """A batch as the model without its head takes it."""
-    return {name: value for name, value in batch.items() if name != "labels"}
+    return {name: value for name, value in batch.items() if name not in ("labels", *_NOTES)}
 
 
 def host_of(model: Any) -> Host:

@@ -26,9 +26,24 @@ def given(folder):
     return {"path": folder, "batches": [{"input_ids": torch.randint(50, (1, 100))} for _ in range(3)]}
 
 
+def given_sentences():
+    """What the page on sentence-transformers takes for granted: the path of MiniLM, and documents."""
+    from coterie.cli.inputs import UserError, demo_folder, documentation
+
+    try:
+        folder = str(demo_folder())
+    except UserError as error:
+        pytest.skip(str(error))
+    text = documentation()
+    return {"path": folder, "documents": [text[start : start + 1500] for start in (0, 5000, 10000)]}
+
+
 @pytest.mark.parametrize(("page", "code"), BLOCKS, ids=[f"{page.name}-{i}" for i, (page, _) in enumerate(BLOCKS)])
-def test_the_blocks_run(page, code, tmp_path):
+def test_the_blocks_run(page, code, tmp_path, monkeypatch):
     names = given(tmp_path) if "from_pretrained(path)\n" in code else {}
+    if "SentenceTransformer(path)\n" in code:
+        names = given_sentences()
+        monkeypatch.chdir(tmp_path)  # it saves
     exec(compile(code, str(page), "exec"), {"__name__": "docs"} | names)
 
 

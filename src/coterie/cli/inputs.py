@@ -174,6 +174,17 @@ def cut(loaded: Loaded, text: str, lengths: list[int], count: int, together: int
     return fitted, held_out
 
 
+def parse_lengths(text: str) -> list[int]:
+    """What --lengths says, in order."""
+    try:
+        found = [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise UserError(f"--lengths must be numbers separated by commas, not {text!r}.") from error
+    if min(found) < 1:
+        raise UserError(f"--lengths must be positive, not {text!r}.")
+    return sorted(set(found))
+
+
 def check_length(loaded: Loaded, length: int) -> None:
     """A model must have so many positions."""
     limit = position_limit(loaded.model)

@@ -23,14 +23,13 @@ def load(model: nn.Module | str | Path, stored: str | Path | None = None, **sett
     """A model with the mechanisms that were stored for it.
 
     Args:
-        model: a folder or hub name that `save_pretrained` wrote after `use`; or a model, with `stored`.
-        stored: a JSON file with a choice for this model.
+        model: a folder or hub name that `save_pretrained` wrote after `use`; or the model that was loaded from it, in a
+            wrapper too: `load(SentenceTransformer(path))`.
+        stored: a JSON file with a choice for this model; without one, the choice is that in the model's config.
         settings: for `from_pretrained`. A model with code of its own is refused unless `trust_remote_code=True` is
             among them: nothing is asked, and nothing of it is run.
     """
-    if isinstance(model, nn.Module):
-        expect(stored is not None, "stored", "a JSON file, for a model that is loaded already", "None")
-    else:
+    if not isinstance(model, nn.Module):
         model = _load(model, **settings)
     assert isinstance(model, nn.Module)
     if stored is not None:

@@ -1,0 +1,1 @@
+"""Long-document embeddings with sentence-transformers."""

@@ -1,0 +1,4 @@
+from recipes.common.command import run
+from recipes.embed.run import main
+
+run("embed", main)
