@@ -62,7 +62,7 @@ def stand_in(folder: Path) -> Path:
 
 data = os.environ.get("COTERIE_GLUE") or stand_in(work)
 name = os.environ.get("COTERIE_TASK", "cola")
-task = tasks.load(name, str(data), 32 if QUICK else 800, 16 if QUICK else 300)
+task = tasks.load(name, str(data), 16 if QUICK else 800, 8 if QUICK else 300)
 print(f"{task.name}: {len(task.train)} to train on, {len(task.test)} to test on")
 print(task.train[0])
 
@@ -75,12 +75,12 @@ print(task.train[0])
 
 # %%
 mechanisms = ["dense", "smyrf:rounds=2,cluster_size=8", "near-far:near=8"]
-schedule = Schedule(epochs=1 if QUICK else 2, batch=16, rate=5e-5, warmup=0.1)
+schedule = Schedule(epochs=1 if QUICK else 2, batch=4 if QUICK else 16, rate=5e-5, warmup=0.1)
 tuning = FineTuning(task, "demo", 128, schedule)
 study = Study.open(work / "study", {"task": name})
 with bar(len(mechanisms)) as shown:
     results = tuning.run(study, mechanisms, range(1), shown)
-    costs = tuning.costs(study, mechanisms, 1, shown)
+    costs = tuning.costs(study, mechanisms, 1, shown, texts=8)
 
 # %% [markdown]
 # ## What came out

@@ -36,7 +36,7 @@ from coterie.cli.inputs import demo_folder
 
 QUICK = os.environ.get("COTERIE_QUICK") == "1"  # less of everything, to see that it runs
 LENGTH = 128 if QUICK else 512
-TRAIN, TEST = (24, 16) if QUICK else (240, 100)
+TRAIN, TEST = (16, 8) if QUICK else (240, 100)
 logging.set_verbosity_error()
 disable_progress_bars()
 
