@@ -43,10 +43,10 @@ def trained_with(
     lengths = sorted({cost["tokens"] for cost in costs})
     tokens = " and ".join(f"{length:,}" for length in lengths)
     columns = [] if names is None else ["what it is"]
-    columns += ["trained and run with", "keys met", score, f"difference to {base}"]
-    columns += [f"time of a step, {tokens} tokens", f"memory of a step, {tokens} tokens"]
+    columns += ["trained and run with", "keys met", score, f"to {base}", "step time", "step memory"]
     seeds = len(dense)
-    return f"{score} × 100, {seeds} seed{'s' * (seeds > 1)}, ± standard error", columns, rows
+    title = f"{score} × 100, {seeds} seed{'s' * (seeds > 1)}, ± standard error; steps of {tokens} tokens"
+    return title, columns, rows
 
 
 def interchange(results: list[Result], score: str) -> Table:

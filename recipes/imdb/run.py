@@ -49,7 +49,7 @@ def main(
     """
     mechanisms = command.checked(mechanism or list(ABLATION.values()))
     if quick:
-        reviews, tests, epochs, length = min(reviews, 32), min(tests, 16), 1, min(length, 256)
+        reviews, tests, epochs, length = min(reviews, 32), min(tests, 16), 1, min(length, 128)
     found = load(data, reviews, tests)
     schedule = Schedule(epochs, batch, rate, by_length=True, bf16=bf16)
     tuning = FineTuning(found, model, length, schedule, positions=length)
