@@ -269,7 +269,7 @@ def test_near_keys_refuses_malformed_clusters():
         shown, count = (torch.tensor([each], dtype=torch.int32) for each in (visible, seen))
         queries = x[:, :, :2].double() if queries is None else queries
         numbers = {"near": 1, "reach": 4, "wide": False, "room": 2} | given
-        groups = torch.tensor([used]), torch.tensor(together)
+        groups = torch.tensor([used]), torch.tensor([together])
         return planning.near_keys_op(queries, x, clusters, shown, count, *groups, *numbers.values())
 
     run()
@@ -287,7 +287,7 @@ def test_near_keys_refuses_malformed_clusters():
         ({"used": (-1,)}, r"used: expected at most 2, got -1"),
         ({"used": (1, 1)}, r"used: expected shape \(1, 1\)"),
         ({"together": (0,)}, r"together: expected at least 1, got 0"),
-        ({"together": (1, 1)}, r"together: expected shape \(1\)"),
+        ({"together": (1, 1)}, r"together: expected shape \(1, 1\)"),
         ({"near": 3, "reach": 2}, r"reach: expected at least 3, got 2"),
         ({"order": (0,) * 9, "stop": (9, 9)}, r"clusters: expected at most 4 keys, got 9"),
         ({"queries": torch.zeros(1, 1, 2, 3).double()}, r"queries: expected shape \(1, 1, 2, 8\)"),
@@ -305,7 +305,7 @@ def test_a_cluster_that_an_int16_cannot_count_is_refused_or_wide():
     keys = 2**15
     x = torch.zeros(1, 1, keys, 1)
     clusters = [torch.arange(keys).view(1, 1, -1).int(), torch.zeros(1, 1, 1).int(), torch.full((1, 1, 1), keys).int()]
-    seen = torch.zeros(1, 1, 1).int(), torch.ones(1, 1).int(), torch.ones(1, 1).long(), torch.ones(1).long()
+    seen = torch.zeros(1, 1, 1).int(), torch.ones(1, 1).int(), torch.ones(1, 1).long(), torch.ones(1, 1).long()
     query = torch.zeros(1, 1, 1, 1).double()
     with pytest.raises(ValueError, match=r"clusters: expected at most 32767 keys, got 32768"):
         planning.near_keys_op(query, x, clusters, *seen, 3, 9, False, 1)
