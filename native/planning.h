@@ -86,8 +86,8 @@ struct TopCall {
 };
 
 // Groups of queries, equally many to each chunk of which the first `used` (batch, chunks) exist. `together` of them
-// (batch, chunks), from the first of a chunk on, search the same clusters, until those hold `reach` keys, and each picks
-// `near`.
+// (batch, chunks), from the first of a chunk on, search the same clusters, until those hold `reach` keys, and each
+// picks `near`.
 struct NearCall {
     Rows k;
     int64_t heads, groups, chunks, width, near, reach, room;

@@ -69,7 +69,8 @@ class Case:
         edges = torch.tensor([0, keys // 3, keys], dtype=torch.int32).expand(2, self.clusters.order.shape[1], 3)
         self.clusters = Means(self.clusters.order, edges[..., :-1].contiguous(), edges[..., 1:].contiguous())
         visible, groups = torch.tensor([0, 1]).expand(2, 2, 2), self.queries.shape[2] // 2
-        self.seen = Seen(visible, torch.full((2, 2), 2), torch.full((2, 2), groups), torch.tensor([[8, 8], [groups, 1]]), 3)
+        together = torch.tensor([[8, 8], [groups, 1]])
+        self.seen = Seen(visible, torch.full((2, 2), 2), torch.full((2, 2), groups), together, 3)
         return self
 
     def run(self, steps, search):
