@@ -294,7 +294,7 @@ def test_near_keys_refuses_malformed_clusters():
         ({"queries": torch.zeros(1, 1, 2, 3).double()}, r"queries: expected shape \(1, 1, 2, 8\)"),
         ({"queries": torch.zeros(2, 1, 2, 8).double()}, r"queries: expected shape \(1, 1, 2, 8\)"),
         (
-            {"visible": ((0, 1),) * 3, "seen": (2,) * 3, "used": (0,) * 3},
+            {"visible": ((0, 1),) * 3, "seen": (2,) * 3, "used": (0,) * 3, "together": (1,) * 3},
             r"visible: expected a chunk for equally many of the 2 groups, got 3",
         ),
     ):
