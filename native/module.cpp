@@ -433,10 +433,10 @@ static void near_keys(const Tensor& queries, const Tensor& k, const std::vector<
         .visible = data_of<int32_t>("visible", visible, {keys.batch, chunks, width}),
         .seen = data_of<int32_t>("seen", seen, {keys.batch, chunks}),
         .used = data_of<int64_t>("used", used, {keys.batch, chunks}),
-        .together = data_of<int64_t>("together", together, {keys.batch}),
+        .together = data_of<int64_t>("together", together, {keys.batch, chunks}),
         .threads = team,
     };
-    for (int64_t b = 0; b < keys.batch; b++) check_in("together", call.together[b], 1, kMostRows);
+    for (int64_t i = 0; i < keys.batch * chunks; i++) check_in("together", call.together[i], 1, kMostRows);
     Shape shape{keys.batch, call.heads, call.groups, room};
     Picks found{
         .keys = data_of<int32_t>("picks", picks, {keys.batch, call.heads, call.groups * near}),

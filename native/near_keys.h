@@ -18,9 +18,9 @@ struct Party {
 inline std::vector<Party> parties_of(const NearCall& call, int64_t b) {
     std::vector<Party> found;
     for (int64_t chunk = 0; chunk < call.chunks; chunk++) {
-        int64_t used = call.used[b * call.chunks + chunk];
-        for (int64_t first = 0; first < used; first += call.together[b])
-            found.push_back({chunk, first, std::min(used, first + call.together[b])});
+        int64_t used = call.used[b * call.chunks + chunk], together = call.together[b * call.chunks + chunk];
+        for (int64_t first = 0; first < used; first += together)
+            found.push_back({chunk, first, std::min(used, first + together)});
     }
     return found;
 }

@@ -85,8 +85,9 @@ struct TopCall {
     int threads;
 };
 
-// Groups of queries, equally many to each chunk of which the first `used` (batch, chunks) exist. `together` (batch) of
-// them, from the first of a chunk on, search the same clusters, until those hold `reach` keys, and each picks `near`.
+// Groups of queries, equally many to each chunk of which the first `used` (batch, chunks) exist. `together` of them
+// (batch, chunks), from the first of a chunk on, search the same clusters, until those hold `reach` keys, and each
+// picks `near`.
 struct NearCall {
     Rows k;
     int64_t heads, groups, chunks, width, near, reach, room;

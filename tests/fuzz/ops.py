@@ -308,7 +308,7 @@ def _near_keys(rng: random.Random) -> Arguments:
         "visible": torch.rand(batch, chunks, count).argsort(-1)[..., :width].sort(-1).values.to(torch.int32),
         "seen": _ints(width + 1, batch, chunks),
         "used": _ints(share + 1, batch, chunks, dtype=torch.int64),
-        "together": _ints(4, batch, dtype=torch.int64) + 1,
+        "together": _ints(4, batch, chunks, dtype=torch.int64) + 1,
         "near": near,
         "reach": max(1, near) + rng.randint(0, 9),
         "wide": wide,

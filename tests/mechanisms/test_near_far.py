@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import coterie
 from coterie import NearFar
+from coterie.mechanisms.near_far.search import Search
 from coterie.plan.tiles import count_pairs
 from coterie.planning import native as planning
 from coterie.planning import reference
@@ -269,7 +270,7 @@ def test_near_keys_refuses_malformed_clusters():
         shown, count = (torch.tensor([each], dtype=torch.int32) for each in (visible, seen))
         queries = x[:, :, :2].double() if queries is None else queries
         numbers = {"near": 1, "reach": 4, "wide": False, "room": 2} | given
-        groups = torch.tensor([used]), torch.tensor(together)
+        groups = torch.tensor([used]), torch.tensor([together])
         return planning.near_keys_op(queries, x, clusters, shown, count, *groups, *numbers.values())
 
     run()
@@ -287,13 +288,13 @@ def test_near_keys_refuses_malformed_clusters():
         ({"used": (-1,)}, r"used: expected at most 2, got -1"),
         ({"used": (1, 1)}, r"used: expected shape \(1, 1\)"),
         ({"together": (0,)}, r"together: expected at least 1, got 0"),
-        ({"together": (1, 1)}, r"together: expected shape \(1\)"),
+        ({"together": (1, 1)}, r"together: expected shape \(1, 1\)"),
         ({"near": 3, "reach": 2}, r"reach: expected at least 3, got 2"),
         ({"order": (0,) * 9, "stop": (9, 9)}, r"clusters: expected at most 4 keys, got 9"),
         ({"queries": torch.zeros(1, 1, 2, 3).double()}, r"queries: expected shape \(1, 1, 2, 8\)"),
         ({"queries": torch.zeros(2, 1, 2, 8).double()}, r"queries: expected shape \(1, 1, 2, 8\)"),
         (
-            {"visible": ((0, 1),) * 3, "seen": (2,) * 3, "used": (0,) * 3},
+            {"visible": ((0, 1),) * 3, "seen": (2,) * 3, "used": (0,) * 3, "together": (1,) * 3},
             r"visible: expected a chunk for equally many of the 2 groups, got 3",
         ),
     ):
@@ -305,7 +306,7 @@ def test_a_cluster_that_an_int16_cannot_count_is_refused_or_wide():
     keys = 2**15
     x = torch.zeros(1, 1, keys, 1)
     clusters = [torch.arange(keys).view(1, 1, -1).int(), torch.zeros(1, 1, 1).int(), torch.full((1, 1, 1), keys).int()]
-    seen = torch.zeros(1, 1, 1).int(), torch.ones(1, 1).int(), torch.ones(1, 1).long(), torch.ones(1).long()
+    seen = torch.zeros(1, 1, 1).int(), torch.ones(1, 1).int(), torch.ones(1, 1).long(), torch.ones(1, 1).long()
     query = torch.zeros(1, 1, 1, 1).double()
     with pytest.raises(ValueError, match=r"clusters: expected at most 32767 keys, got 32768"):
         planning.near_keys_op(query, x, clusters, *seen, 3, 9, False, 1)
@@ -399,3 +400,93 @@ def test_parts_of_nobody():
     for labels, centroids in (planning.kmeans(x, nobody, 3, 2, seed=0, layer=0),):
         assert (labels == 0).all()
         assert (centroids == 0).all()
+
+
+# --- strict groups ----------------------------------------------------------------------------------------------------
+
+
+def peaked(seed, length=2048):
+    """Tokens of eight kinds: a query looks for the keys of its kind. With the dense outputs of a causal call."""
+    generator = torch.Generator().manual_seed(seed)
+    kinds = torch.randint(0, 8, (length,), generator=generator)
+    k = torch.randn(1, 1, 8, 64, generator=generator)[:, :, kinds]
+    k = k + 0.3 * torch.randn(1, 1, length, 64, generator=generator)
+    v = torch.randn(1, 1, length, 64, generator=generator)
+    return 3 * k, k, v, F.scaled_dot_product_attention(3 * k, k, v, is_causal=True)
+
+
+def mean_error(strict, queries, rows, mask=None):
+    """Of these rows, over eight draws. In one of them a chunk's founders may all lack a kind that comes later."""
+    total, mechanism = 0.0, NearFar(near=64, strict=strict)
+    for seed in range(8):
+        q, k, v, want = peaked(seed)
+        settings = {"is_causal": True, "query_mask": mask, "backend": "native"}
+        found = coterie.attention(q[:, :, -queries:], k, v, mechanism, **settings) - want[:, :, -queries:]
+        total += float(found[:, :, rows].norm() / want[:, :, -queries:][:, :, rows].norm()) / 8
+    return total
+
+
+@pytest.mark.parametrize("queries", [100, 129, 160, 192])
+def test_strict_groups_behind_a_cache_are_good_judges(queries):
+    rows = slice(-min(128, queries), None)
+    assert mean_error(True, queries, rows) <= 1.5 * mean_error(False, queries, rows)
+
+
+@pytest.mark.parametrize("kept", [0, 8, 48])
+def test_strict_groups_behind_masked_queries_are_good_judges(kept):
+    real = torch.ones(1, 2048, dtype=torch.bool)
+    real[:, 1664 + kept : 1792] = False
+    rows = slice(1792, 1920)
+    assert mean_error(True, 2048, rows, real) <= 1.3 * mean_error(False, 2048, rows, real)
+
+
+class Narrow(NearFar):
+    """Looks at so few keys that groups search in parties."""
+
+    search = Search(party=3, reach=2, least=8)
+
+
+@settings(max_examples=12)
+@given(
+    st.integers(1, 70),
+    st.integers(0, 60),
+    st.sampled_from(["auto", 1, 3, 9]),
+    st.sampled_from([NearFar, Narrow]),
+    st.booleans(),
+    st.data(),
+)
+def test_strict_rows_behind_a_cache_do_not_depend_on_later_tokens(queries, cache, groups, kind, masked, data):
+    """Neither on what they are, nor on whether they are masked, nor on whether they are there."""
+    mechanism, keys = kind(near=4, chunk=8, query_clusters=groups, key_clusters=2, strict=True), queries + cache
+    cut, seed = data.draw(st.integers(0, queries)), data.draw(st.integers(0, 100))
+    (q, k, _), (q2, k2, _) = (tensors(1, 2, queries, keys, key_heads=1, seed=s) for s in (seed, seed + 1))
+    generator = torch.Generator().manual_seed(seed)
+    real, other = (torch.rand(1, queries, generator=generator) < (0.6 if masked else 2) for _ in range(2))
+    want = mechanism.plan(q, k, is_causal=True, query_mask=real).to_dense()[:, :, :cut]
+    q2 = torch.cat([q[:, :, :cut], 3 * q2[:, :, cut:]], 2)
+    k2 = torch.cat([k[:, :, : cache + cut], k2[:, :, cache + cut :]], 2)
+    other = torch.cat([real[:, :cut], other[:, cut:]], 1)
+    after = mechanism.plan(q2, k2, is_causal=True, query_mask=other).to_dense()[:, :, :cut]
+    assert torch.equal(after[..., : cache + cut], want[..., : cache + cut])
+    short = mechanism.plan(q[:, :, :cut], k[:, :, : cache + cut], is_causal=True, query_mask=real[:, :cut])
+    assert torch.equal(short.to_dense()[..., : cache + cut], want[..., : cache + cut])
+
+
+@pytest.mark.parametrize("kind", [NearFar, Narrow])
+@pytest.mark.parametrize(("queries", "cache"), [(3, 200), (20, 100), (90, 61)])
+def test_strict_groups_behind_a_cache_are_the_same_in_both_backends_and_alone(kind, queries, cache):
+    mechanism, keys = kind(near=6, chunk=16, strict=True), queries + cache
+    q, k, _ = tensors(2, 2, queries, keys, key_heads=1, dtype=torch.float32)
+    real = torch.rand(2, queries, generator=torch.Generator().manual_seed(1)) < 0.7
+    first, second = (
+        mechanism.plan(q, k, is_causal=True, query_mask=real, backend=backend).to_dense()
+        for backend in ("reference", "native")
+    )
+    assert torch.equal(first, second)
+    for b in range(2):
+        alone = mechanism.plan(q[b : b + 1], k[b : b + 1], is_causal=True, query_mask=real[b : b + 1]).to_dense()
+        assert torch.equal(alone[0], first[b])
+    more = F.pad(q, (0, 0, 0, 50)), F.pad(k, (0, 0, 0, 50))
+    masks = {"query_mask": F.pad(real, (0, 50)), "key_mask": F.pad(torch.ones(2, keys, dtype=torch.bool), (0, 50))}
+    padded = mechanism.plan(*more, is_causal=True, **masks).to_dense()
+    assert torch.equal(padded[:, :, :queries, :keys], first[..., :keys])

@@ -62,14 +62,15 @@ class Case:
         order = torch.rand(2, key_heads, keys, generator=generator).argsort(-1).int()
         self.clusters = Means(order, edges[..., :-1].contiguous(), edges[..., 1:].contiguous())
         visible = torch.rand(2, 2, 9, generator=generator).argsort(-1)[..., :7].sort(-1).values
-        self.seen = Seen(visible, below(8, 2, 2), below(groups + 1, 2, 2), below(4, 2) + 1, 8)
+        self.seen = Seen(visible, below(8, 2, 2), below(groups + 1, 2, 2), below(4, 2, 2) + 1, 8)
 
     def seeing_all(self, keys):
         """The same, but all groups exist, and see all keys in two clusters."""
         edges = torch.tensor([0, keys // 3, keys], dtype=torch.int32).expand(2, self.clusters.order.shape[1], 3)
         self.clusters = Means(self.clusters.order, edges[..., :-1].contiguous(), edges[..., 1:].contiguous())
         visible, groups = torch.tensor([0, 1]).expand(2, 2, 2), self.queries.shape[2] // 2
-        self.seen = Seen(visible, torch.full((2, 2), 2), torch.full((2, 2), groups), torch.tensor([8, groups]), 3)
+        together = torch.tensor([[8, 8], [groups, 1]])
+        self.seen = Seen(visible, torch.full((2, 2), 2), torch.full((2, 2), groups), together, 3)
         return self
 
     def run(self, steps, search):
@@ -130,7 +131,7 @@ def test_near_keys_by_loops(reach, seed):
         clusters = [order[b, 0, i:j].tolist() for i, j in zip(start[b, 0].tolist(), stop[b, 0].tolist(), strict=True)]
         for h, chunk in ((h, c) for h in range(2) for c in range(2)):
             shown = [clusters[c] for c in seen.clusters[b, chunk, : int(seen.shown[b, chunk])].tolist()]
-            exist, together = int(seen.groups[b, chunk]), int(seen.together[b])
+            exist, together = int(seen.groups[b, chunk]), int(seen.together[b, chunk])
             queries = case.queries[b, h, 5 * chunk : 5 * chunk + exist]
             likes = [[liked(q, k, members) if members else None for members in shown] for q in queries]
             for g in range(exist):

@@ -41,7 +41,7 @@ def near_keys(
         likes = torch.maximum(mine.products(means.in_chunks()), mine.products(outliers.in_chunks()))
         likes = likes.gather(-1, which[..., None, :].expand(-1, -1, -1, groups, -1))
         each = members[..., None, :].expand_as(likes)
-        likes = _best_of_party(likes, mine.scale, each > 0, exists[:, :, part], seen.together)
+        likes = _best_of_party(likes, mine.scale, each > 0, exists[:, :, part], seen.together[:, part])
         ranked = top_indices(likes, each > 0, width)
         before = each.gather(-1, ranked).cumsum(-1) - each.gather(-1, ranked)
         chosen = torch.zeros_like(each, dtype=torch.bool).scatter(-1, ranked, before < search.reach) & (each > 0)
@@ -66,8 +66,8 @@ def _best_of_party(likes: Tensor, scale: Tensor, used: Tensor, exists: Tensor, t
     likes = likes.masked_fill(~used, none)
     relative = (likes - likes.amax(-1, keepdim=True)) * scale[..., None]
     relative = relative.masked_fill(~(used & exists[..., None]), none)
-    party = (torch.arange(likes.shape[3], device=likes.device) // together[:, None])[:, None, None, :, None]
-    party = party.expand_as(likes)
+    party = torch.arange(likes.shape[3], device=likes.device) // together[..., None]
+    party = party[:, None, :, :, None].expand_as(likes)
     best = torch.full_like(likes, none).scatter_reduce(3, party, relative, "amax")
     return best.gather(3, party)
 

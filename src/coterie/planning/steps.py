@@ -24,7 +24,7 @@ class Seen(NamedTuple):
     clusters: Tensor  # (B, C, V) int32, ascending: the groups of a chunk see the first `shown` of these
     shown: Tensor  # (B, C)
     groups: Tensor  # (B, C) int64: so many of a chunk's groups exist
-    together: Tensor  # (B,) int64: so many groups, from a chunk's first on, search together
+    together: Tensor  # (B, C) int64: so many groups, from a chunk's first on, search together
     room: int  # for the clusters that a group sees, at least V
 
 

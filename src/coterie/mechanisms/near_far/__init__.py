@@ -38,8 +38,10 @@ class NearFar(Mechanism):
     real keys, so padding changes nothing.
 
     Causality: `mask`, since queries are grouped with later ones of their chunk; with `strict=True` it is `strict`:
-    queries join the group of the previous chunk that they are nearest to (in the first chunk of a call there is one
-    group, and its first query picks; so if queries come in several calls over a cache, the cuts between calls matter).
+    queries join the group of the previous chunk that they are nearest to (of the one before that, if it has more). If
+    that chunk has few queries in this call or none, as behind a cache, it has few groups, and the first queries of the
+    chunk found the rest, each its own; later ones join the nearest. So what a query meets does not depend on what
+    comes after it, but if queries come in several calls over a cache, on where those are cut.
 
     Args:
         near: keys that a query meets exactly (besides its own and the previous chunk and the sinks, if causal).

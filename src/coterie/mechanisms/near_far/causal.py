@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
+from coterie.call import Sizes
 from coterie.mechanisms.near_far.chunks import Chunks
 from coterie.mechanisms.near_far.counts import Count, Fixed, Rate
 from coterie.mechanisms.near_far.groups import Groups, cluster, draws
 from coterie.mechanisms.near_far.levels import finished_chunks
 from coterie.mechanisms.near_far.meeting import meet
+from coterie.mechanisms.near_far.strict import Judges
 from coterie.plan import Plan
+from coterie.planning.orders import ceil_div
 from coterie.planning.tokens import Tokens
 
 if TYPE_CHECKING:
@@ -29,22 +31,23 @@ def causal(options: NearFar, tokens: Tokens) -> Plan:
 
 
 def _groups(options: NearFar, tokens: Tokens, chunks: Chunks) -> Groups:
-    """Similar queries of a chunk, and what picks for them: their mean query, or with `strict` an older centroid."""
-    count, parts = _count(options, tokens.sizes.queries), chunks.queries
+    """Similar queries of a chunk, and what picks for them: their mean query, or with `strict` an older one."""
+    count, parts = _count(options, tokens.sizes), chunks.queries
     looked_at = options.search.looked_at(options.near, tokens.sizes.keys, causal=True)
-    together = options.search.together(looked_at, chunks.num_keys, count.room)
+    alike = options.search.together(looked_at, chunks.num_keys, count.room)
     exist = count.of(parts.sizes)
     # So few queries to a centroid change little after they were first assigned to it.
     steps = min(options.iterations, 1)
     labels, centroids = cluster(
-        tokens, tokens.raw_q, parts, chunks.of_query, exist, count.room, together, steps, options.seed
+        tokens, tokens.raw_q, parts, chunks.of_query, exist, count.room, alike, steps, options.seed
     )
-    total = centroids.shape[2]
-    if options.strict:
-        centroids, exist = _before(tokens, chunks, centroids, exist, count.room)
-        same = draws(tokens, options.seed)
+    total, together = centroids.shape[2], alike[:, None].expand_as(exist)
+    if options.strict and tokens.sizes.queries:
+        judges = Judges.of(tokens, chunks, centroids, exist, _in_chunk(options))
+        centroids, exist, same = judges.centroids, judges.exist, draws(tokens, options.seed)
         labels, _ = tokens.steps.kmeans(tokens.raw_q, parts, count.room, 0, counts=exist, centroids=centroids, **same)
-        labels = labels + (chunks.of_query * count.room)[:, None]
+        labels = judges.seat(chunks, labels) + (chunks.of_query * count.room)[:, None]
+        together = torch.where(judges.founders > 0, 1, together)  # in a party, later founders would lead earlier ones
     order, offsets = tokens.steps.group_by(labels, chunks.placed[:, None], total)
     if not options.strict:
         del centroids  # as large as the means
@@ -53,29 +56,22 @@ def _groups(options: NearFar, tokens: Tokens, chunks: Chunks) -> Groups:
     return Groups(order, offsets, centroids.mul_(tokens.scale), exist, together)
 
 
-def _count(options: NearFar, length: int) -> Count:
+def _in_chunk(options: NearFar) -> int:
+    """The groups of a full chunk."""
+    if not isinstance(options.query_clusters, str):
+        return options.query_clusters
+    return ceil_div(options.chunk, options.search.leaf)
+
+
+def _count(options: NearFar, sizes: Sizes) -> Count:
     """The groups of a chunk."""
     if not isinstance(options.query_clusters, str):
-        return Fixed(options.query_clusters)
-    return Rate.upto(length, options.chunk, clusters=1, tokens=options.search.leaf)
-
-
-def _before(tokens: Tokens, chunks: Chunks, centroids: Tensor, exist: Tensor, room: int) -> tuple[Tensor, Tensor]:
-    """The centroids of the chunk before each, so that what comes later changes nothing.
-
-    The first chunk has none before, and its first query stands for it.
-    """
-    if tokens.sizes.queries == 0:
-        return centroids, exist
-    first = _first_query(tokens, chunks).expand(-1, -1, room, -1)
-    return (
-        torch.cat([first, centroids[:, :, :-room]], 2),
-        torch.cat([torch.ones_like(exist[:, :1]), exist[:, :-1]], 1),
-    )
-
-
-def _first_query(tokens: Tokens, chunks: Chunks) -> Tensor:
-    """The first query that has a place, (B, H, 1, D) float64."""
-    index = chunks.order[:, :1].long()[:, None, :, None].expand(-1, tokens.sizes.heads, -1, tokens.raw_q.shape[-1])
-    first = tokens.raw_q.gather(2, index).to(torch.float64)
-    return torch.where(first.isfinite(), first, 0)
+        fixed = options.query_clusters
+        # With `strict`, a part of a chunk has a part of them, and founders of the next chunk make up for the rest.
+        return Rate(fixed, options.chunk, fixed) if options.strict else Fixed(fixed)
+    rate = Rate.upto(sizes.queries, options.chunk, clusters=1, tokens=options.search.leaf)
+    if not options.strict:
+        return rate
+    # Behind a cache, each of a few queries may found a group. Where there is none, no shape needs to change.
+    founders = min(sizes.queries, sizes.keys - sizes.queries)
+    return Rate(rate.clusters, rate.tokens, min(_in_chunk(options), max(rate.room, founders)))

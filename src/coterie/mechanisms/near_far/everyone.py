@@ -54,7 +54,7 @@ def _groups(options: NearFar, tokens: Tokens) -> Groups:
     order, offsets = tokens.steps.group_by(labels, (place < rows[:, None])[:, None], total)
     means = tokens.steps.cluster_means(tokens, torch.zeros_like(labels).scatter(-1, halved, labels), total)
     order = halved.gather(-1, order.long()).to(torch.int32)
-    return Groups(order, offsets, means.mul_(tokens.scale), each, together)
+    return Groups(order, offsets, means.mul_(tokens.scale), each, together[:, None].expand_as(each))
 
 
 def _count(options: NearFar, length: int) -> Count:

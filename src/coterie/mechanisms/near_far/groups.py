@@ -19,7 +19,7 @@ class Groups(NamedTuple):
     offsets: Tensor  # (B, H, G + 1) int32
     queries: Tensor  # (B, H, G, D) float64: what stands for each when near keys are picked, scale included
     exist: Tensor  # (B, C): how many groups of a chunk
-    together: Tensor  # (B,): how many of them search together
+    together: Tensor  # (B, C): how many of them search together
 
 
 def draws(tokens: Tokens, seed: int) -> Draws:
