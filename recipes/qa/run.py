@@ -21,6 +21,7 @@ from recipes.qa.tuning import QuestionAnswering
 # 380 tokens are the paper's. The others are for MiniLM on some 900 questions, where the usual two epochs teach nothing.
 DEFAULT = Settings(epochs=8, batch=8, rate=1e-4, length=380)
 STRIDE = 128
+QUICK = [["--data", "{data}/xquad/xquad.en.json"]]
 
 
 def tuning(task: str, data: str, model: str, settings: Settings, stride: int | None = None) -> QuestionAnswering:
@@ -65,14 +66,14 @@ def main(
     """
     mechanisms = command.checked(mechanism or [])
     if quick:
-        examples, tests, epochs = min(examples or 64, 64), min(tests or 32, 32), 1
+        examples, tests, epochs = min(examples or 48, 48), min(tests or 32, 32), 1
     tuned = tuning("qa", data, model, Settings(epochs, batch, rate, length, examples, tests, bf16), stride)
-    tuned.check()
+    tuned.check(mechanisms)
     settings = {"recipe": "qa", "data": data, "mechanisms": mechanisms, "seeds": seeds, **tuned.about()}
     study = Study.open(out_folder(out, "qa", quick), settings, fresh=fresh)
     with bar(seeds * len(mechanisms) + 1) as shown:
         results = tuned.run(study, mechanisms, seeds, shown, keep_models=True)
-        costs = tuned.costs(study, mechanisms, 2 if quick else 5, shown)
+        costs = tuned.costs(study, mechanisms, 1 if quick else 5, shown)
     tables = [scores(results, costs, f"{data}, {model}")]
     if len(mechanisms) > 1:
         tables.append(comparison.interchange(results, tuned.score))
@@ -81,7 +82,7 @@ def main(
         tables,
         {"results": results, "costs": costs},
         partial(comparison.draw, results=results, costs=costs, score=tuned.score),
-        f"the fine-tuned models are in {study.folder / 'models'}",
+        f"{comparison.summary(tuned.name, results, tuned.score)} The models are in {study.folder / 'models'}.",
     )
 
 

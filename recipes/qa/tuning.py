@@ -59,9 +59,7 @@ class QuestionAnswering(Tuning):
         return self.fine_tuned(self.model)
 
     def fine_tuned(self, name: str) -> Any:
-        model = models.load(name, AutoModelForQuestionAnswering)
-        models.expect_positions(model, name, self.length)
-        return model
+        return models.load(name, AutoModelForQuestionAnswering)
 
     def about(self) -> Result:
         training, test = self.data.parts(0, self.examples, self.tests)
