@@ -72,8 +72,8 @@ def main(
     settings = {"recipe": "qa", "data": data, "mechanisms": mechanisms, "seeds": seeds, **tuned.about()}
     study = Study.open(out_folder(out, "qa", quick), settings, fresh=fresh)
     with bar(seeds * len(mechanisms) + 1) as shown:
-        results = tuned.run(study, mechanisms, seeds, shown, keep_models=True)
-        costs = tuned.costs(study, mechanisms, 1 if quick else 5, shown)
+        results = tuned.run(study, mechanisms, range(seeds), shown, keep_models=True)
+        costs = tuned.costs(study, mechanisms, 1 if quick else 5, shown, texts=8 if quick else 32)
     tables = [scores(results, costs, f"{data}, {model}")]
     if len(mechanisms) > 1:
         tables.append(comparison.interchange(results, tuned.score))
