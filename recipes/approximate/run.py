@@ -81,7 +81,7 @@ def main(
     with bar((ready is None) * seeds + seeds * len(mechanisms) + 1) as shown:
         each = [ready] if ready else list(sweep.fine_tuned(tuned, study, seeds, shown))
         results = [result for one in each for result in sweep.scores(tuned, study, one, mechanisms, shown)]
-        costs, short = sweep.costs(tuned, study, each[0], mechanisms, 1 if quick else 5, shown)
+        costs, short = sweep.costs(tuned, study, each[0], mechanisms, *((1, 8) if quick else (5, 32)), shown)
     _report(tuned, study, results, costs, short, points)
 
 

@@ -66,17 +66,21 @@ def scores(tuning: Tuning, study: Study, tuned: Tuned, mechanisms: list[str], ba
 
 
 def costs(
-    tuning: Tuning, study: Study, tuned: Tuned, mechanisms: list[str], repeats: int, bar: Bar
+    tuning: Tuning, study: Study, tuned: Tuned, mechanisms: list[str], repeats: int, texts: int, bar: Bar
 ) -> tuple[list[Result], float]:
     """What a forward costs with each mechanism, on the longest of the test set's texts; and the share of its texts that
-    are so short that models run them densely, whatever is asked."""
+    are so short that models run them densely, whatever is asked.
+
+    Args:
+        texts: how many, of all lengths, scores are counted on.
+    """
 
     def make(_: Path) -> Result:
         bar.begin("time of a batch", repeats + 1 + len(mechanisms))
         model, parts = _Once(tuning, tuned).get()
-        longest, texts = batches(parts.test, parts.collate, tuning.schedule.batch)
+        longest, single = batches(parts.test, parts.collate, tuning.together, texts)
         short = statistics.fmean(len(ids) <= FEW_QUERIES for ids in parts.test["input_ids"])
-        return {"rows": inference_costs(model, longest, texts, mechanisms, repeats, bar.tick), "short": short}
+        return {"rows": inference_costs(model, longest, single, mechanisms, repeats, bar.tick), "short": short}
 
     found = study.run("costs", make)
     bar.done()

@@ -9,6 +9,7 @@ from coterie.cli.inputs import UserError
 from recipes.common.tuning import Settings, Tuning
 from recipes.glue import run as glue
 from recipes.glue.tasks import TASKS as GLUE
+from recipes.imdb import run as imdb
 from recipes.qa import run as qa
 
 
@@ -21,6 +22,7 @@ class Recipe(NamedTuple):
 
 TASKS: dict[str, Recipe] = {
     **dict.fromkeys(GLUE, Recipe(glue.DEFAULT, glue.tuning)),
+    "imdb": Recipe(imdb.DEFAULT, imdb.tuning),
     "qa": Recipe(qa.DEFAULT, qa.tuning),
 }
 
