@@ -1,24 +1,21 @@
-"""Fine-tuning a classifier with several mechanisms, and running each of the models densely and clustered."""
+"""Fine-tuning a classifier."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 from datasets import Dataset
 from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding, set_seed
 
+from coterie.cli.inputs import UserError
 from recipes.common import models
-from recipes.common.costs import costs
-from recipes.common.progress import Bar
 from recipes.common.scores import Score
-from recipes.common.study import Result, Study
-from recipes.common.training import Schedule, predict, train
-
-DENSE = "dense"
+from recipes.common.study import Result
+from recipes.common.training import Schedule
+from recipes.common.tuning import Answers, Parts, Tuning
 
 
 class Task(NamedTuple):
@@ -32,8 +29,8 @@ class Task(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FineTuning:
-    """How models are fine-tuned on a task.
+class FineTuning(Tuning):
+    """How classifiers are fine-tuned on a task.
 
     Attributes:
         model: a folder, a hub name, or "demo".
@@ -47,13 +44,18 @@ class FineTuning:
     schedule: Schedule
     positions: int | None = None
 
-    @property
-    def together(self) -> int:
-        """How many texts are in memory at once."""
-        return self.schedule.at_once or self.schedule.batch
+    head: ClassVar[str] = "ForSequenceClassification"
 
-    def tokenized(self) -> tuple[Dataset, Dataset, Any]:
-        """The tokens of both parts, and what makes batches of them."""
+    @property
+    def name(self) -> str:
+        return self.task.name
+
+    @property
+    def score(self) -> str:
+        return self.task.score.__name__
+
+    def tokenized(self, seed: int = 0) -> Parts:
+        """The task says which examples are for tests, whatever the seed."""
         tokenizer = models.load_tokenizer(self.model)
 
         def tokens(rows: Any) -> Any:
@@ -64,69 +66,29 @@ class FineTuning:
             part.map(tokens, batched=True, remove_columns=part.column_names, keep_in_memory=True, new_fingerprint=name)
             for name, part in (("train", self.task.train), ("test", self.task.test))
         ]
-        return parts[0], parts[1], DataCollatorWithPadding(tokenizer)
-
-    def check(self, mechanisms: list[str]) -> None:
-        """Raise what is wrong with the model, its length or a mechanism in it, before anything is written."""
-        model = self.new_model(0)
-        models.expect_positions(model, self.model, self.length)
-        for mechanism in mechanisms:
-            models.attend_by(model, mechanism)
+        return Parts(parts[0], parts[1], DataCollatorWithPadding(tokenizer), partial(_judged, self.task.score))
 
     def new_model(self, seed: int) -> Any:
-        """The pre-trained model with a new head; the seed draws it."""
         set_seed(seed)
         return models.load(self.model, AutoModelForSequenceClassification, self.positions, num_labels=self.task.classes)
 
-    def run(
-        self, study: Study, mechanisms: list[str], seeds: Iterable[int], bar: Bar, *, interchange: bool = True
-    ) -> list[Result]:
-        """Train with each mechanism and seed, and run each model as it was trained.
+    def fine_tuned(self, name: str) -> Any:
+        model = models.load(name, AutoModelForSequenceClassification, self.positions)
+        if model.config.num_labels != self.task.classes:
+            raise UserError(
+                f"{name} was fine-tuned for {model.config.num_labels} classes, and {self.name} has {self.task.classes}."
+            )
+        return model
 
-        Args:
-            interchange: run it densely too, and the one that was trained densely with every mechanism.
+    def about(self) -> Result:
+        return {
+            "model": self.model,
+            "training examples": len(self.task.train),
+            "test examples": len(self.task.test),
+            "length": self.length,
+            **self.schedule._asdict(),
+        }
 
-        Returns:
-            for each: `trained`, `seed`, `scores` by what ran, `seconds_per_step`, `losses`.
-        """
-        training, test, collate = self.tokenized()
 
-        def make(trained: str, seed: int, folder: Path) -> Result:
-            model = models.attend_by(self.new_model(seed), trained)
-            bar.begin(f"{trained}, seed {seed}")
-            took = train(model, training, collate, self.schedule, seed, folder, bar)
-            scores = {}
-            others = (mechanisms if trained == DENSE else [DENSE]) if interchange else []
-            for running in dict.fromkeys([*others, trained]):
-                bar.begin(f"{trained}, seed {seed}: test with {running}")
-                found = predict(models.attend_by(model, running), test, collate, 2 * self.together, folder)
-                scores[running] = self.task.score(*found)
-            return {"trained": trained, "seed": seed, "scores": scores, **took._asdict()}
-
-        results = []
-        for seed in seeds:
-            for trained in mechanisms:
-                name = f"{models.slug(trained)}-{seed}"
-                results.append(study.run(name, partial(make, trained, seed)))
-                bar.done()
-        return results
-
-    def costs(self, study: Study, mechanisms: list[str], repeats: int, bar: Bar, *, texts: int = 32) -> list[Result]:
-        """What a training step costs with each mechanism on the longest texts.
-
-        Args:
-            texts: how many, of all lengths, scores are counted on.
-        """
-        training, _, collate = self.tokenized()
-
-        def make(_: Path) -> Result:
-            bar.begin("time and memory of a step", repeats + 1 + len(mechanisms))
-            by_length = sorted(range(len(training)), key=lambda i: -len(training[i]["input_ids"]))
-            sample = by_length[:: -(-len(by_length) // texts)]
-            longest = collate([training[i] for i in by_length[: self.together]])
-            single = [collate([training[i]]) for i in sample]
-            return {"rows": costs(self.new_model(0), longest, single, mechanisms, repeats, bar.tick)}
-
-        found = study.run("costs", make)["rows"]
-        bar.done()
-        return list(found)
+def _judged(score: Score, said: Any, labels: Any) -> Answers:
+    return Answers(len(labels), lambda some: score(np.asarray(said)[some], np.asarray(labels)[some]), {})

@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from recipes.common.classification import DENSE
 from recipes.common.results import Table
 from recipes.common.scores import mean_and_error, shown
 from recipes.common.study import Result
+from recipes.common.tuning import DENSE
 
 
 def trained_with(

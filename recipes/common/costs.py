@@ -1,4 +1,4 @@
-"""What a training step costs with each mechanism: time, memory, and how many scores a query computes."""
+"""What a training step or a forward costs with each mechanism: time, memory, and how many scores a query computes."""
 
 from __future__ import annotations
 
@@ -41,9 +41,38 @@ def scores_of_a_query(model: Any, texts: list[Any], mechanism: str) -> tuple[flo
 
 def training_step(model: Any, batch: Any, mechanism: str) -> None:
     """Forward and backward; gradients are dropped."""
+    model.train()
     attend_by(model, mechanism)
     model(**batch).loss.backward()
     model.zero_grad(set_to_none=True)
+
+
+def inference(model: Any, batch: Any, mechanism: str) -> None:
+    """Forward alone."""
+    attend_by(model, mechanism).eval()
+    with torch.no_grad():
+        model(**batch)
+
+
+def inference_costs(
+    model: Any,
+    longest: Any,
+    texts: list[Any],
+    mechanisms: list[str],
+    repeats: int,
+    tick: Callable[[], None] = lambda: None,
+) -> list[dict[str, Any]]:
+    """A row for each mechanism: seconds of a forward on the batch `longest`, all taking turns; and the scores of a
+    query in `texts`, of one row each."""
+    runs = {name: partial(inference, model, longest, name) for name in mechanisms}
+    seconds = interleaved(runs, repeats, tick)
+    rows = []
+    for name in mechanisms:
+        met, of = scores_of_a_query(model, texts, name)
+        row = {"mechanism": name, "tokens": longest["input_ids"].shape[1], "texts": len(longest["input_ids"])}
+        rows.append({**row, "seconds": seconds[name], "scores": met, "dense_scores": of})
+        tick()
+    return rows
 
 
 def costs(
@@ -56,7 +85,6 @@ def costs(
 ) -> list[dict[str, Any]]:
     """A row for each mechanism: seconds of a training step on the batch `longest` and the rise of memory in it, all
     taking turns; and the scores of a query in `texts`, of one row each."""
-    model.train()
     runs = {name: partial(training_step, model, longest, name) for name in mechanisms}
     seconds = interleaved(runs, repeats, tick)
     rows = []

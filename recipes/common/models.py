@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer
+from accelerate import PartialState
+from transformers import AutoConfig, AutoTokenizer
 from transformers.utils import logging
 
 import coterie
 from coterie.cli.inputs import UserError, check_code, find_model, loading, position_limit
+from coterie.files import read_json, write_json
 from coterie.hf import extend_positions
+
+FINE_TUNED = "fine_tuned.json"  # beside the weights of a model that a recipe made
 
 
 def load(name: str, kind: Any, positions: int | None = None, *, trust: bool = False, **settings: Any) -> Any:
@@ -51,6 +56,46 @@ def attend_by(model: Any, mechanism: str) -> Any:
     """Let a model run a mechanism, or "dense": PyTorch's own attention, as it does without Coterie."""
     coterie.hf.use(model, mechanism)
     return model
+
+
+def has_head(name: str, head: str) -> bool:
+    """Whether a model was stored with a head, such as "ForQuestionAnswering"."""
+    source, where = find_model(name)
+    with loading(name):
+        check_code(name, source, where, trust=False)
+        config = AutoConfig.from_pretrained(source, **where)
+    return any(str(kind).endswith(head) for kind in config.architectures or ())
+
+
+def keep(model: Any, tokenizer: Any, folder: Path, about: dict[str, Any]) -> None:
+    """Store a model as transformers does, in full or not at all, without Coterie in its config.
+
+    Args:
+        about: how it was made, for a file `fine_tuned.json` beside the weights.
+    """
+    coterie.hf.undo(attend_by(model, "dense"))
+    if PartialState().is_main_process:
+        part = folder.with_name(f"{folder.name}.part")
+        for old in (part, folder):  # of a run that was killed before it was stored
+            shutil.rmtree(old, ignore_errors=True)
+        try:
+            model.save_pretrained(part)
+            tokenizer.save_pretrained(part)
+            write_json(part / FINE_TUNED, about)
+            part.rename(folder)
+        except BaseException:
+            shutil.rmtree(part, ignore_errors=True)
+            raise
+    PartialState().wait_for_everyone()
+
+
+def kept_about(name: str) -> dict[str, Any]:
+    """What `keep` wrote of a model; nothing if it is not one of ours."""
+    file = Path(name) / FINE_TUNED
+    found = read_json(file) if file.exists() else {}
+    if not isinstance(found, dict):
+        raise UserError(f"{file} does not say how a model was fine-tuned: expected a JSON object.")
+    return found
 
 
 def slug(mechanism: str) -> str:

@@ -93,7 +93,8 @@ def train(model: Any, examples: Any, collate: Any, schedule: Schedule, seed: int
 
 
 def predict(model: Any, examples: Any, collate: Any, batch: int, folder: Path) -> tuple[Any, Any]:
-    """What a model says of each example, and the labels: arrays in the order of the examples.
+    """What a model says of each example, and the labels: arrays in the order of the examples, a tuple of them if the
+    model says several things, and None for labels that are not there.
 
     It sees the longest first: batches of the same length have little padding.
     """
@@ -109,7 +110,13 @@ def predict(model: Any, examples: Any, collate: Any, batch: int, folder: Path) -
     trainer.remove_callback(PrinterCallback)
     found = trainer.predict(examples.select(order))
     back = np.argsort(order)
-    return found.predictions[back], found.label_ids[back]
+    return _taken(found.predictions, back), _taken(found.label_ids, back)
+
+
+def _taken(found: Any, rows: Any) -> Any:
+    if found is None or isinstance(found, tuple):
+        return None if found is None else tuple(part[rows] for part in found)
+    return found[rows]
 
 
 def last_checkpoint(folder: Path) -> str | None:

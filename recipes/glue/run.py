@@ -14,11 +14,21 @@ from recipes.common.progress import bar
 from recipes.common.results import finish
 from recipes.common.study import Study
 from recipes.common.training import Schedule
+from recipes.common.tuning import Settings
 from recipes.glue import tasks
+
+DEFAULT = Settings(epochs=3, batch=16, rate=5e-5, length=128)  # SMYRF's supplement, §15.1.2
 
 # About 64 scores a query: 2 rounds of clusters of 32, or 48 keys and √(2·128) = 16 means.
 MECHANISMS = ["smyrf:rounds=2,cluster_size=32", "near-far:near=48"]
 QUICK = [["--task", "rte", "--data", "{data}/glue"]]
+
+
+def tuning(task: str, data: str, model: str, settings: Settings) -> FineTuning:
+    """How a model is fine-tuned on a task."""
+    found = tasks.load(task, data, settings.examples, settings.tests)
+    schedule = Schedule(settings.epochs, settings.batch, settings.rate, warmup=0.1, bf16=settings.bf16)
+    return FineTuning(found, model, settings.length, schedule)
 
 
 def main(
@@ -27,10 +37,10 @@ def main(
     model: command.Model = "demo",
     mechanism: command.Mechanisms = None,
     seeds: command.Seeds = 1,
-    epochs: Annotated[float, typer.Option(min=0.01)] = 3,
-    batch: Annotated[int, typer.Option(min=1)] = 16,
-    rate: Annotated[float, typer.Option(help="The paper searched among 5e-5, 3e-5 and 2e-5.")] = 5e-5,
-    length: Annotated[int, typer.Option(min=2, help="Tokens that longer texts are cut to.")] = 128,
+    epochs: Annotated[float, typer.Option(min=0.01)] = DEFAULT.epochs,
+    batch: Annotated[int, typer.Option(min=1)] = DEFAULT.batch,
+    rate: Annotated[float, typer.Option(help="The paper searched among 5e-5, 3e-5 and 2e-5.")] = DEFAULT.rate,
+    length: Annotated[int, typer.Option(min=2, help="Tokens that longer texts are cut to.")] = DEFAULT.length,
     examples: Annotated[int | None, typer.Option(min=1, help="Train on so many examples; all by default.")] = None,
     tests: Annotated[int | None, typer.Option(min=1, help="Test on so many; all by default.")] = None,
     bf16: command.Bf16 = False,
@@ -46,31 +56,25 @@ def main(
     mechanisms = command.checked(mechanism or MECHANISMS)
     if quick:
         examples, tests, epochs = min(examples or 48, 48), min(tests or 32, 32), 1
-    found = tasks.load(task, data, examples, tests)
-    tuning = FineTuning(found, model, length, Schedule(epochs, batch, rate, warmup=0.1, bf16=bf16))
-    tuning.check(mechanisms)
+    tuned = tuning(task, data, model, Settings(epochs, batch, rate, length, examples, tests, bf16))
+    tuned.check(mechanisms)
     settings = {
         "recipe": "glue",
         "task": task,
         "data": data,
-        "model": model,
         "mechanisms": mechanisms,
         "seeds": seeds,
-        "training examples": len(found.train),
-        "test examples": len(found.test),
-        "length": length,
-        **tuning.schedule._asdict(),
+        **tuned.about(),
     }
     study = Study.open(out_folder(out, f"glue-{task}", quick), settings, fresh=fresh)
     with bar(seeds * len(mechanisms) + 1) as shown:
-        results = tuning.run(study, mechanisms, range(seeds), shown)
-        costs = tuning.costs(study, mechanisms, 1 if quick else 5, shown, texts=8 if quick else 32)
-    score = found.score.__name__
-    title, columns, rows = comparison.trained_with(results, costs, score)
+        results = tuned.run(study, mechanisms, range(seeds), shown)
+        costs = tuned.costs(study, mechanisms, 1 if quick else 5, shown, texts=8 if quick else 32)
+    title, columns, rows = comparison.trained_with(results, costs, tuned.score)
     finish(
         study.folder,
-        [(f"{found.name}, {model}: {title}", columns, rows), comparison.interchange(results, score)],
+        [(f"{tuned.name}, {model}: {title}", columns, rows), comparison.interchange(results, tuned.score)],
         {"results": results, "costs": costs},
-        partial(comparison.draw, results=results, costs=costs, score=score),
-        comparison.summary(found.name, results, score),
+        partial(comparison.draw, results=results, costs=costs, score=tuned.score),
+        comparison.summary(tuned.name, results, tuned.score),
     )

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import coterie
 from coterie.cli.inputs import UserError
-from recipes.common.classification import DENSE
 from recipes.common.command import checked
+from recipes.common.tuning import DENSE
 
 
 class Entry(NamedTuple):

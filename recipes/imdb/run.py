@@ -14,10 +14,21 @@ from recipes.common.progress import bar
 from recipes.common.results import finish
 from recipes.common.study import Study
 from recipes.common.training import Schedule
+from recipes.common.tuning import Settings
 from recipes.imdb.ablation import ABLATION, names
 from recipes.imdb.reviews import load
 
+DEFAULT = Settings(epochs=1, batch=8, rate=3e-5, length=512, examples=2000, tests=1000)  # §15.1.1, and a subset
 QUICK = [["--data", "{data}/imdb"]]
+
+
+def tuning(task: str, data: str, model: str, settings: Settings) -> FineTuning:
+    """How a model is fine-tuned; too few positions are interpolated."""
+    assert settings.examples is not None  # a balanced choice has a size
+    assert settings.tests is not None
+    schedule = Schedule(settings.epochs, settings.batch, settings.rate, by_length=True, bf16=settings.bf16)
+    found = load(data, settings.examples, settings.tests)
+    return FineTuning(found, model, settings.length, schedule, positions=settings.length)
 
 
 def main(
@@ -30,12 +41,12 @@ def main(
     seeds: command.Seeds = 1,
     reviews: Annotated[int, typer.Option(min=2, help="Train on so many, half of them positive.")] = 2000,
     tests: Annotated[int, typer.Option(min=2, help="Test on so many, half of them positive.")] = 1000,
-    epochs: Annotated[float, typer.Option(min=0.01, help="The paper's are 3.")] = 1,
-    batch: Annotated[int, typer.Option(min=1)] = 8,
-    rate: Annotated[float, typer.Option(help="Of Adam.")] = 3e-5,
+    epochs: Annotated[float, typer.Option(min=0.01, help="The paper's are 3.")] = DEFAULT.epochs,
+    batch: Annotated[int, typer.Option(min=1)] = DEFAULT.batch,
+    rate: Annotated[float, typer.Option(help="Of Adam.")] = DEFAULT.rate,
     length: Annotated[
         int, typer.Option(min=2, help="Tokens that longer reviews are cut to; too few positions are interpolated.")
-    ] = 512,
+    ] = DEFAULT.length,
     bf16: command.Bf16 = False,
     quick: command.Quick = False,
     out: command.Out = None,
@@ -50,31 +61,24 @@ def main(
     mechanisms = command.checked(mechanism or list(ABLATION.values()))
     if quick:
         reviews, tests, epochs, length = min(reviews, 32), min(tests, 16), 1, min(length, 128)
-    found = load(data, reviews, tests)
-    schedule = Schedule(epochs, batch, rate, by_length=True, bf16=bf16)
-    tuning = FineTuning(found, model, length, schedule, positions=length)
-    tuning.check(mechanisms)
+    tuned = tuning("imdb", data, model, Settings(epochs, batch, rate, length, reviews, tests, bf16))
+    tuned.check(mechanisms)
     settings = {
         "recipe": "imdb",
         "data": data,
-        "model": model,
         "mechanisms": mechanisms,
         "seeds": seeds,
-        "training examples": len(found.train),
-        "test examples": len(found.test),
-        "length": length,
-        **schedule._asdict(),
+        **tuned.about(),
     }
     study = Study.open(out_folder(out, "imdb", quick), settings, fresh=fresh)
     with bar(seeds * len(mechanisms) + 1) as shown:
-        results = tuning.run(study, mechanisms, range(seeds), shown, interchange=False)
-        costs = tuning.costs(study, mechanisms, 1 if quick else 5, shown, texts=8 if quick else 32)
-    score = found.score.__name__
-    title, columns, rows = comparison.trained_with(results, costs, score, names=names(mechanisms))
+        results = tuned.run(study, mechanisms, range(seeds), shown, interchange=False)
+        costs = tuned.costs(study, mechanisms, 1 if quick else 5, shown, texts=8 if quick else 32)
+    title, columns, rows = comparison.trained_with(results, costs, tuned.score, names=names(mechanisms))
     finish(
         study.folder,
-        [(f"{found.name}, {model}: {title}", columns, rows)],
+        [(f"{tuned.name}, {model}: {title}", columns, rows)],
         {"results": results, "costs": costs},
-        partial(comparison.draw, results=results, costs=costs, score=score),
-        comparison.summary(found.name, results, score),
+        partial(comparison.draw, results=results, costs=costs, score=tuned.score),
+        comparison.summary(tuned.name, results, tuned.score),
     )

@@ -1,0 +1,1 @@
+"""Extractive question answering in SQuAD's format (clustered attention, §4.3)."""
