@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from datasets import disable_progress_bars
+from transformers.utils import logging
 
 import coterie
 from coterie.cli.inputs import UserError
@@ -28,6 +30,8 @@ Bf16 = Annotated[bool, typer.Option("--bf16", help="Train under autocast to bflo
 def run(name: str, main: Callable[..., Any]) -> None:
     """Make a command of a recipe's function, and run it."""
     disable_progress_bars()  # those of `datasets`: there is one around them
+    if "--debug" not in sys.argv:
+        logging.set_verbosity_error()  # a new head is what was asked for, and no news
     app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
     app.command(help=main.__doc__)(main)
     run_command(app, f"python -m recipes.{name}", memory="try a smaller --batch, or fewer tokens")
