@@ -40,12 +40,11 @@ class Bar(TrainerCallback):  # type: ignore[misc]
         self.tell("runs", self.over, self.runs)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.total = state.max_steps
-        self.on_step_end(args, state, control)
+        self.steps, self.total = state.global_step, state.max_steps  # a run that goes on has steps behind it
+        self.tell(self.what, self.steps, self.total)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.steps = state.global_step
-        self.tell(self.what, self.steps, self.total)
+        self.tick(state.global_step - self.steps)
 
 
 @contextmanager

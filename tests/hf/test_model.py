@@ -560,7 +560,8 @@ def test_output_attentions_softcap_sinks_and_unknown_arguments_are_refused():
         (lambda m: coterie.hf.use(m, "near-far", layers=[-1]), "layers: expected an int ≥ 0, got -1"),
         (lambda m: coterie.hf.use(m, {0: "near-far"}, layers=[0]), "layers: expected None with a dict"),
         (lambda m: coterie.hf.use(m, "near-far", kind="both"), "kind: expected one of"),
-        (lambda m: coterie.hf.load(m), "stored: expected a JSON file"),
+        (lambda m: coterie.hf.load(m), "model: expected a config with a stored choice"),
+        (lambda m: coterie.hf.load(m, revision="main"), "settings: expected none for a model that is loaded already"),
         (
             lambda m: coterie.hf.extend_positions(m, 100),
             "length: expected more than the 512 positions there are, got 100",

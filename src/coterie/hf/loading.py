@@ -31,6 +31,8 @@ def load(model: nn.Module | str | Path, stored: str | Path | None = None, **sett
     """
     if not isinstance(model, nn.Module):
         model = _load(model, **settings)
+    else:
+        expect(not settings, "settings", "none for a model that is loaded already", ", ".join(settings))
     assert isinstance(model, nn.Module)
     if stored is not None:
         choices = read_json(Path(stored))
