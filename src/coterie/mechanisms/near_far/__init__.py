@@ -25,10 +25,10 @@ class NearFar(Mechanism):
     No key is dropped, and no training is needed. The gradient flows through q, k, v and the means. The mean of many
     queries is a bad judge for each of them: a group has about 4 queries if causal; otherwise there are √(57N) groups,
     of 3 queries at 512 tokens. What a mean query likes is a product of bytes: for ranking keys it is as good as one of
-    floats. Causal groups look at all keys if there are at most 6,144 (or 24·near, if that is more). Where there are
-    more, 8 groups that are alike search together: in the clusters whose mean or whose outlier (the key farthest from
-    the mean) one of them likes best, until those hold so many keys; and so always if not causal, 24·near keys. With
-    "auto" there are √(2N) clusters, whose centroids are trained on at most 16 keys each; so it costs O(N·√N·D).
+    floats. Groups look at all keys if there are at most 6,144, or 2,048 if not causal (or 24·near, if that is more).
+    Where there are more, 8 groups that are alike search together: in the clusters whose mean or whose outlier (the key
+    farthest from the mean) one of them likes best, until those hold so many keys. With "auto" there are √(2N) clusters,
+    whose centroids are trained on at most 16 keys each; so it costs O(N·√N·D).
 
     Causal: keys are cut into chunks. A query meets its own and the previous chunk exactly, and the first `sinks` keys,
     which many heads lean on; of the others it meets the near keys that were picked for its group, and the rest through

@@ -18,12 +18,13 @@ class Search(NamedTuple):
     groups: int = 57  # √(groups·N) leaves, if not causal: of 3 queries at 512 tokens, of 12 at 8,192
     party: int = 8  # leaves that search together
     reach: int = 24  # they look at so many times the keys that each picks; 0: at all
-    least: int = 6144  # and at so many keys at least, if causal: there clusters are small, and many
+    least: int = 6144  # and at so many keys at least, if causal: there clusters are small, and many; else at a third
 
     def looked_at(self, near: int, keys: int, *, causal: bool) -> int:
         """How many of `keys` keys are looked at, or a few more, for `near` picks."""
-        picked = min(near, keys)
-        return max(1, picked * self.reach, self.least if causal else 1) if self.reach else max(1, keys)
+        if not self.reach:
+            return max(1, keys)
+        return max(1, min(near, keys) * self.reach, self.least if causal else self.least // 3)
 
     def together(self, looked_at: int, keys: Tensor, room: int) -> Tensor:
         """(B,) how many leaves search together, of at most `room` in a chunk that sees at most `keys` (B,) keys."""
