@@ -92,7 +92,8 @@ def test_a_simulated_search_by_mean_or_outlier_is_the_shipped_one():
     heads = layer(128, causal=False, dim=16)
     [scene] = simulated.scenes(heads)
     picked = simulated.in_clusters(scene, 4, 8, "mean or outlier", 6)
-    met = search.exactly_met(Variant.read("near-far:near=8 groups=8,party=8,reach=6,least=1").plan(heads), torch.arange(128))
+    plan = Variant.read("near-far:near=8 groups=8,party=8,reach=6,least=1").plan(heads)
+    met = search.exactly_met(plan, torch.arange(128))
     same = (picked & met).sum() / met.sum()
     assert same > 0.95  # in a cluster of two, both are farthest from their mean
 
