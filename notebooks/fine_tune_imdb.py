@@ -18,6 +18,7 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 from datasets import Dataset, disable_progress_bars
+from IPython.display import HTML
 from recipes.common.scores import accuracy
 from recipes.imdb.reviews import load
 from transformers import (
@@ -33,6 +34,7 @@ from transformers.utils import logging
 
 import coterie.hf
 from coterie.cli.inputs import demo_folder
+from coterie.tables import Table
 
 QUICK = os.environ.get("COTERIE_QUICK") == "1"  # less of everything, to see that it runs
 LENGTH = 128 if QUICK else 512
@@ -111,12 +113,13 @@ def fine_tune(mechanism: str) -> dict[str, Any]:
         found = trainer.predict(test)
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     score = accuracy(found.predictions, found.label_ids)
-    print(f"{mechanism:36} accuracy {score:.1%}, {seconds:.0f} s")
-    return {"mechanism": mechanism, "losses": losses, "accuracy": score}
+    return {"mechanism": mechanism, "losses": losses, "accuracy": score, "seconds": seconds}
 
 
 mechanisms = ["dense", "smyrf:rounds=4,cluster_size=32", "near-far:near=64"]
 found = [fine_tune(mechanism) for mechanism in mechanisms]
+rows = [[each["mechanism"], f"{each['accuracy']:.1%}", f"{each['seconds']:.0f} s"] for each in found]
+HTML(Table(["trained and run with", "accuracy", "training"], rows).html())
 
 # %% [markdown]
 # ## How the loss fell

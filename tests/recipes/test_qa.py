@@ -206,7 +206,8 @@ def test_any_answer_is_inside_the_tokens_that_are_taught(tokenizer, context, end
         inner = window.characters[first - window.first + 1 : last - window.first]
         stop = start + len(answer.text)
         assert all(start <= begin and end <= stop for begin, end in inner)  # no token more than it needs
-        assert answer.text.strip() in windows.text_of(window, context, first, last)
+        seen = answer.text.strip(" \n\t\u200b")  # at its ends, what no token covers is not found again
+        assert seen in windows.text_of(window, context, first, last)
 
 
 def test_windows_overlap_by_the_stride_and_cover_the_paragraph(tokenizer):
