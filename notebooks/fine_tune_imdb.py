@@ -40,6 +40,7 @@ QUICK = os.environ.get("COTERIE_QUICK") == "1"  # less of everything, to see tha
 LENGTH = 128 if QUICK else 512
 TRAIN, TEST = (16, 8) if QUICK else (240, 100)
 logging.set_verbosity_error()
+logging.disable_progress_bar()
 disable_progress_bars()
 
 # %% [markdown]
