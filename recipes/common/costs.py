@@ -64,15 +64,8 @@ def inference_costs(
 ) -> list[dict[str, Any]]:
     """A row for each mechanism: seconds of a forward on the batch `longest`, all taking turns; and the scores of a
     query in `texts`, of one row each."""
-    runs = {name: partial(inference, model, longest, name) for name in mechanisms}
-    seconds = interleaved(runs, repeats, tick)
-    rows = []
-    for name in mechanisms:
-        met, of = scores_of_a_query(model, texts, name)
-        row = {"mechanism": name, "tokens": longest["input_ids"].shape[1], "texts": len(longest["input_ids"])}
-        rows.append({**row, "seconds": seconds[name], "scores": met, "dense_scores": of})
-        tick()
-    return rows
+    seconds = interleaved({name: partial(inference, model, longest, name) for name in mechanisms}, repeats, tick)
+    return [{**_row(model, longest, texts, name, tick), "seconds": seconds[name]} for name in mechanisms]
 
 
 def costs(
@@ -83,15 +76,18 @@ def costs(
     repeats: int,
     tick: Callable[[], None] = lambda: None,
 ) -> list[dict[str, Any]]:
-    """A row for each mechanism: seconds of a training step on the batch `longest` and the rise of memory in it, all
-    taking turns; and the scores of a query in `texts`, of one row each."""
+    """The same of a training step, and the rise of memory in it."""
     runs = {name: partial(training_step, model, longest, name) for name in mechanisms}
     seconds = interleaved(runs, repeats, tick)
-    rows = []
-    for name in mechanisms:
-        met, of = scores_of_a_query(model, texts, name)
-        peak = peak_bytes(runs[name])
-        row = {"mechanism": name, "tokens": longest["input_ids"].shape[1], "step": seconds[name], "peak_bytes": peak}
-        rows.append({**row, "scores": met, "dense_scores": of})
-        tick()
-    return rows
+    return [
+        {**_row(model, longest, texts, name, tick), "step": seconds[name], "peak_bytes": peak_bytes(runs[name])}
+        for name in mechanisms
+    ]
+
+
+def _row(model: Any, longest: Any, texts: list[Any], name: str, tick: Callable[[], None]) -> dict[str, Any]:
+    """What both say of a mechanism."""
+    met, of = scores_of_a_query(model, texts, name)
+    tick()
+    count, tokens = longest["input_ids"].shape
+    return {"mechanism": name, "tokens": tokens, "texts": count, "scores": met, "dense_scores": of}
