@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 from typing import NamedTuple
 
 from coterie.cli.inputs import UserError
+from recipes.common.reading import read_tabs
 
 FILE = "sts-test.csv"
 _SCORE, _FIRST, _SECOND = 4, 5, 6  # columns: genre, file, year, id, score, two sentences, and sometimes their sources
@@ -23,15 +23,9 @@ class Pairs(NamedTuple):
 def load(folder: Path) -> Pairs:
     """The test set, as the benchmark's own archive has it."""
     file = folder / FILE
-    try:
-        with file.open(encoding="utf-8", newline="") as stream:
-            rows = [row for row in csv.reader(stream, delimiter="\t", quoting=csv.QUOTE_NONE) if row]
-    except UnicodeDecodeError as error:
-        raise UserError(f"{file} is not UTF-8 text.") from error
-    except FileNotFoundError as error:
-        raise UserError(f"--stsb {folder} has no {FILE}: expected the folder of the STS Benchmark.") from error
-    except OSError as error:
-        raise UserError(f"{file} cannot be read: {error.strerror}.") from error
+    if not file.exists():
+        raise UserError(f"--stsb {folder} has no {FILE}: expected the folder of the STS Benchmark.")
+    rows = read_tabs(file)
     pairs = Pairs([], [], [])
     for line, row in enumerate(rows, start=1):
         if len(row) <= _SECOND:

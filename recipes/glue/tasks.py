@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +10,7 @@ from datasets import Dataset, concatenate_datasets
 from coterie.cli.inputs import UserError
 from recipes.common.classification import Task
 from recipes.common.hub import from_hub
+from recipes.common.reading import read_tabs
 from recipes.common.scores import Score, accuracy, f1, mcc, spearman
 
 
@@ -104,16 +104,6 @@ def _read(kind: Kind, data: Path) -> tuple[Dataset, Dataset]:
     raise AssertionError("dev is never empty")
 
 
-def _lines(file: Path) -> list[list[str]]:
-    try:
-        with file.open(encoding="utf-8", newline="") as stream:
-            return [row for row in csv.reader(stream, delimiter="\t", quoting=csv.QUOTE_NONE) if row]
-    except UnicodeDecodeError as error:
-        raise UserError(f"{file} is not UTF-8 text.") from error
-    except OSError as error:
-        raise UserError(f"{file} cannot be read: {error.strerror}.") from error
-
-
 def _header(kind: Kind, rows: list[list[str]]) -> tuple[str, ...] | None:
     """The columns that a file names in its first line; None if that is an example already."""
     first = tuple(cell.strip("\ufeff") for cell in rows[0]) if rows else ()
@@ -121,13 +111,13 @@ def _header(kind: Kind, rows: list[list[str]]) -> tuple[str, ...] | None:
 
 
 def _has_labels(kind: Kind, file: Path) -> bool:
-    rows = _lines(file)
+    rows = read_tabs(file)
     return kind.label in (_header(kind, rows) or kind.headless)
 
 
 def read_file(kind: Kind, file: Path) -> Dataset:
     """The examples of a file: text, pair and label. What is wrong with one is said with its line."""
-    rows = _lines(file)
+    rows = read_tabs(file)
     header = _header(kind, rows)
     columns = header or kind.headless
     missing = [name for name in (*kind.texts, kind.label) if name not in columns]

@@ -9,6 +9,7 @@ from xml.parsers import expat
 
 from coterie.cli.inputs import UserError
 from recipes.common.hub import from_hub
+from recipes.common.reading import read_text
 from recipes.common.splits import Labelled
 
 _TRUTH = {"false": 0, "true": 1}
@@ -64,12 +65,7 @@ def _parse(file: Path) -> ElementTree.Element:
 
     It must be UTF-8, and is parsed as such whatever it says of itself.
     """
-    try:
-        text = file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{file} is not UTF-8 text.") from error
-    except OSError as error:
-        raise UserError(f"{file} cannot be read: {error.strerror}.") from error
+    text = read_text(file)
 
     def refuse(*_: Any) -> None:
         raise UserError(f"{file} has a DOCTYPE, which could declare entities: it is not read.")

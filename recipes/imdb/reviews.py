@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from coterie.cli.inputs import UserError
-from coterie.files import read_json
 from recipes.common.classification import Task
 from recipes.common.hub import from_hub
+from recipes.common.reading import read_data, read_text
 from recipes.common.scores import accuracy
 from recipes.common.splits import Labelled, balanced, dataset, unique
 
@@ -66,12 +66,7 @@ def _read_part(folder: Path) -> list[Labelled]:
 
 
 def _text(file: Path) -> str:
-    try:
-        text = file.read_text(encoding="utf-8").strip()
-    except UnicodeDecodeError as error:
-        raise UserError(f"{file} is not UTF-8 text.") from error
-    except OSError as error:
-        raise UserError(f"{file} cannot be read: {error.strerror}.") from error
+    text = read_text(file).strip()
     if not text:
         raise UserError(f"{file} is empty.")
     return text
@@ -79,12 +74,7 @@ def _text(file: Path) -> str:
 
 def _read_json(file: Path) -> list[Labelled]:
     """A list of {"t": text, "s": 0 or 1}."""
-    try:
-        rows = read_json(file)
-    except ValueError as error:
-        raise UserError(f"{file} is no JSON file in UTF-8.") from error
-    except OSError as error:
-        raise UserError(f"{file} cannot be read: {error.strerror}.") from error
+    rows = read_data(file)
     if not isinstance(rows, list) or not rows:
         raise UserError(f"{file} is empty or no list: expected a list of reviews.")
     return [_review(row, "t", "s", f"{file}, review {number}") for number, row in enumerate(rows, start=1)]

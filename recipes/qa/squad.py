@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from coterie.cli.inputs import UserError
-from coterie.files import read_json
 from recipes.common.hub import from_hub
+from recipes.common.reading import read_data
 
 TEST_SHARE = 0.25  # of the paragraphs, if the data have one part alone
 
@@ -65,12 +65,7 @@ def split(questions: list[Question], seed: int) -> tuple[list[Question], list[Qu
 
 def read_file(file: Path) -> list[Question]:
     """The questions of a file. What is wrong with one is said with its place in the file."""
-    try:
-        found = read_json(file)
-    except ValueError as error:
-        raise UserError(f"{file} is not JSON.") from error
-    except OSError as error:
-        raise UserError(f"{file} cannot be read: {error.strerror}.") from error
+    found = read_data(file)
     questions = []
     articles = _get(found, "data", list, str(file))
     for i, article in enumerate(articles):

@@ -149,7 +149,7 @@ def test_refusals_of_json(tmp_path, found, words):
 @pytest.mark.parametrize("content", [b"[{", b'[{"t": "caf\xe9", "s": 0}]'])
 def test_what_is_no_json(tmp_path, content):
     (tmp_path / "reviews.json").write_bytes(content)
-    with pytest.raises(UserError, match=r"reviews\.json is no JSON file in UTF-8"):
+    with pytest.raises(UserError, match=r"reviews\.json is not JSON"):
         reviews.load(str(tmp_path), 2, 2)
 
 
