@@ -16,6 +16,7 @@ from recipes.approximate.templates import Point, numbers, points_of
 from recipes.approximate.words import words
 from recipes.common import command
 from recipes.common.models import out_folder
+from recipes.common.precision import in_bf16
 from recipes.common.progress import bar
 from recipes.common.results import finish
 from recipes.common.study import Result, Study
@@ -52,7 +53,7 @@ def main(
     length: Annotated[int | None, typer.Option(min=24, help="As in the task's recipe by default.")] = None,
     examples: Annotated[int | None, typer.Option(min=1, help="Train on so many examples; all by default.")] = None,
     tests: Annotated[int | None, typer.Option(min=1, help="Test on so many; all by default.")] = None,
-    bf16: command.Bf16 = False,
+    bf16: command.Bf16 = None,
     quick: command.Quick = False,
     out: command.Out = None,
     fresh: command.Fresh = False,
@@ -66,7 +67,7 @@ def main(
     asked = {"epochs": epochs, "batch": batch, "rate": rate, "length": length, "examples": examples, "tests": tests}
     if quick:
         asked |= {key: min(asked[key] or most, most) for key, most in _QUICK_SETTINGS.items()}
-    tuned = tuning(task, data, model, bf16=bf16, **asked)
+    tuned = tuning(task, data, model, bf16=in_bf16(bf16), **asked)
     mechanisms = list(dict.fromkeys([DENSE, *(point.mechanism for point in points)]))
     ready = _ready(tuned, seeds, mechanisms)
     settings = {

@@ -80,7 +80,8 @@ def costs(
         model, parts = _Once(tuning, tuned).get()
         longest, single = batches(parts.test, parts.collate, tuning.together, texts)
         short = statistics.fmean(len(ids) <= FEW_QUERIES for ids in parts.test["input_ids"])
-        return {"rows": inference_costs(model, longest, single, mechanisms, repeats, bar.tick), "short": short}
+        rows = inference_costs(model, longest, single, mechanisms, repeats, bar.tick, bf16=tuning.schedule.bf16)
+        return {"rows": rows, "short": short}
 
     found = study.run("costs", make)
     bar.done()

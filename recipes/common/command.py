@@ -24,7 +24,14 @@ Quick = Annotated[bool, typer.Option("--quick", help="A small one, to see that i
 Out = Annotated[Path | None, typer.Option(help="The study's folder; one in out/recipes by default. It goes on there.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Start anew in --out instead of going on.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
-Bf16 = Annotated[bool, typer.Option("--bf16", help="Train under autocast to bfloat16.")]
+Bf16 = Annotated[
+    bool | None,
+    typer.Option(
+        "--bf16/--no-bf16",
+        help="Train and test under autocast to bfloat16; by default where the machine multiplies bfloat16 itself.",
+        show_default=False,
+    ),
+]
 
 
 def run(name: str, main: Callable[..., Any]) -> None:

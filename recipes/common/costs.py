@@ -15,6 +15,7 @@ from coterie import as_mechanism
 from coterie.observe import Seen
 from coterie.timing import interleaved
 from recipes.common.models import attend_by
+from recipes.common.precision import autocast
 
 
 def scores_of_a_query(model: Any, texts: list[Any], mechanism: str) -> tuple[float, float]:
@@ -39,18 +40,20 @@ def scores_of_a_query(model: Any, texts: list[Any], mechanism: str) -> tuple[flo
     return met / queries, pairs / queries
 
 
-def training_step(model: Any, batch: Any, mechanism: str) -> None:
+def training_step(model: Any, batch: Any, mechanism: str, *, bf16: bool = False) -> None:
     """Forward and backward; gradients are dropped."""
     model.train()
     attend_by(model, mechanism)
-    model(**batch).loss.backward()
+    with autocast(model, bf16):
+        loss = model(**batch).loss
+    loss.backward()
     model.zero_grad(set_to_none=True)
 
 
-def inference(model: Any, batch: Any, mechanism: str) -> None:
+def inference(model: Any, batch: Any, mechanism: str, *, bf16: bool = False) -> None:
     """Forward alone."""
     attend_by(model, mechanism).eval()
-    with torch.no_grad():
+    with torch.no_grad(), autocast(model, bf16):
         model(**batch)
 
 
@@ -61,10 +64,13 @@ def inference_costs(
     mechanisms: list[str],
     repeats: int,
     tick: Callable[[], None] = lambda: None,
+    *,
+    bf16: bool = False,
 ) -> list[dict[str, Any]]:
     """A row for each mechanism: seconds of a forward on the batch `longest`, all taking turns; and the scores of a
     query in `texts`, of one row each."""
-    seconds = interleaved({name: partial(inference, model, longest, name) for name in mechanisms}, repeats, tick)
+    runs = {name: partial(inference, model, longest, name, bf16=bf16) for name in mechanisms}
+    seconds = interleaved(runs, repeats, tick)
     return [{**_row(model, longest, texts, name, tick), "seconds": seconds[name]} for name in mechanisms]
 
 
@@ -75,9 +81,11 @@ def costs(
     mechanisms: list[str],
     repeats: int,
     tick: Callable[[], None] = lambda: None,
+    *,
+    bf16: bool = False,
 ) -> list[dict[str, Any]]:
     """The same of a training step, and the rise of memory in it."""
-    runs = {name: partial(training_step, model, longest, name) for name in mechanisms}
+    runs = {name: partial(training_step, model, longest, name, bf16=bf16) for name in mechanisms}
     seconds = interleaved(runs, repeats, tick)
     return [
         {**_row(model, longest, texts, name, tick), "step": seconds[name], "peak_bytes": peak_bytes(runs[name])}

@@ -92,7 +92,9 @@ def train(model: Any, examples: Any, collate: Any, schedule: Schedule, seed: int
     return Trained(statistics.median(watch.seconds) if watch.seconds else float("nan"), losses)
 
 
-def predict(model: Any, examples: Any, collate: Any, batch: int, folder: Path) -> tuple[Any, Any]:
+def predict(
+    model: Any, examples: Any, collate: Any, batch: int, folder: Path, *, bf16: bool = False
+) -> tuple[Any, Any]:
     """What a model says of each example, and the labels: arrays in the order of the examples, a tuple of them if the
     model says several things, and None for labels that are not there.
 
@@ -102,6 +104,7 @@ def predict(model: Any, examples: Any, collate: Any, batch: int, folder: Path) -
     told = TrainingArguments(
         output_dir=str(folder),
         per_device_eval_batch_size=batch,
+        bf16=bf16,
         disable_tqdm=True,
         report_to="none",
         dataloader_pin_memory=False,

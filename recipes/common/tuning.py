@@ -110,9 +110,15 @@ class Tuning(ABC):
 
     def test(self, model: Any, mechanism: str, parts: Parts, folder: Path) -> Answers:
         """What a model says of the test set when it runs a mechanism."""
-        return parts.judge(
-            *predict(models.attend_by(model, mechanism), parts.test, parts.collate, 2 * self.together, folder)
+        said = predict(
+            models.attend_by(model, mechanism),
+            parts.test,
+            parts.collate,
+            2 * self.together,
+            folder,
+            bf16=self.schedule.bf16,
         )
+        return parts.judge(*said)
 
     def keep(self, model: Any, seed: int, folder: Path) -> None:
         """Store a fine-tuned model, with the seed that drew its test set."""
@@ -171,7 +177,11 @@ class Tuning(ABC):
             bar.begin("time and memory of a step", repeats + 1 + len(mechanisms))
             parts = self.tokenized()
             longest, single = batches(parts.train, parts.collate, self.together, texts)
-            return {"rows": costs(self.new_model(0), longest, single, mechanisms, repeats, bar.tick)}
+            return {
+                "rows": costs(
+                    self.new_model(0), longest, single, mechanisms, repeats, bar.tick, bf16=self.schedule.bf16
+                )
+            }
 
         found = study.run("costs", make)["rows"]
         bar.done()

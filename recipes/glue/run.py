@@ -10,6 +10,7 @@ import typer
 from recipes.common import command, comparison
 from recipes.common.classification import FineTuning
 from recipes.common.models import out_folder
+from recipes.common.precision import in_bf16
 from recipes.common.progress import bar
 from recipes.common.results import finish
 from recipes.common.study import Study
@@ -43,7 +44,7 @@ def main(
     length: Annotated[int, typer.Option(min=2, help="Tokens that longer texts are cut to.")] = DEFAULT.length,
     examples: Annotated[int | None, typer.Option(min=1, help="Train on so many examples; all by default.")] = None,
     tests: Annotated[int | None, typer.Option(min=1, help="Test on so many; all by default.")] = None,
-    bf16: command.Bf16 = False,
+    bf16: command.Bf16 = None,
     quick: command.Quick = False,
     out: command.Out = None,
     fresh: command.Fresh = False,
@@ -56,7 +57,7 @@ def main(
     mechanisms = command.checked(mechanism or MECHANISMS)
     if quick:
         examples, tests, epochs = min(examples or 48, 48), min(tests or 32, 32), 1
-    tuned = tuning(task, data, model, Settings(epochs, batch, rate, length, examples, tests, bf16))
+    tuned = tuning(task, data, model, Settings(epochs, batch, rate, length, examples, tests, in_bf16(bf16)))
     tuned.check(mechanisms)
     settings = {
         "recipe": "glue",

@@ -11,6 +11,7 @@ from coterie.cli.inputs import UserError
 from recipes.common import command, comparison
 from recipes.common.classification import FineTuning, Task
 from recipes.common.models import out_folder
+from recipes.common.precision import in_bf16
 from recipes.common.progress import Bar, bar
 from recipes.common.results import finish
 from recipes.common.scores import accuracy
@@ -84,7 +85,7 @@ def main(
     batch: Annotated[int, typer.Option(min=1)] = 4,
     at_once: Annotated[int, typer.Option(min=1, help="Articles of a batch that are in memory together.")] = 2,
     rate: Annotated[float, typer.Option(help="Of Adam.")] = 5e-5,
-    bf16: command.Bf16 = False,
+    bf16: command.Bf16 = None,
     quick: command.Quick = False,
     out: command.Out = None,
     fresh: command.Fresh = False,
@@ -103,7 +104,7 @@ def main(
     used = min(articles or len(different), 24 if quick else len(different))
     if used < len(different):
         _, different = stratified(different, used / len(different), 0, data)
-    schedule = Schedule(epochs, batch, rate, warmup=0.1, by_length=True, bf16=bf16, at_once=at_once)
+    schedule = Schedule(epochs, batch, rate, warmup=0.1, by_length=True, bf16=in_bf16(bf16), at_once=at_once)
     compared = Comparison(different, data, model, schedule)
     for length, mechanisms in by_length(entries).items():
         compared.tuning(length, 0).check(mechanisms)

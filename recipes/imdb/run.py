@@ -10,6 +10,7 @@ import typer
 from recipes.common import command, comparison
 from recipes.common.classification import FineTuning
 from recipes.common.models import out_folder
+from recipes.common.precision import in_bf16
 from recipes.common.progress import bar
 from recipes.common.results import finish
 from recipes.common.study import Study
@@ -47,7 +48,7 @@ def main(
     length: Annotated[
         int, typer.Option(min=2, help="Tokens that longer reviews are cut to; too few positions are interpolated.")
     ] = DEFAULT.length,
-    bf16: command.Bf16 = False,
+    bf16: command.Bf16 = None,
     quick: command.Quick = False,
     out: command.Out = None,
     fresh: command.Fresh = False,
@@ -61,7 +62,7 @@ def main(
     mechanisms = command.checked(mechanism or list(ABLATION.values()))
     if quick:
         reviews, tests, epochs, length = min(reviews, 32), min(tests, 16), 1, min(length, 128)
-    tuned = tuning("imdb", data, model, Settings(epochs, batch, rate, length, reviews, tests, bf16))
+    tuned = tuning("imdb", data, model, Settings(epochs, batch, rate, length, reviews, tests, in_bf16(bf16)))
     tuned.check(mechanisms)
     settings = {
         "recipe": "imdb",

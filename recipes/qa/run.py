@@ -9,6 +9,7 @@ import typer
 
 from recipes.common import command, comparison
 from recipes.common.models import out_folder
+from recipes.common.precision import in_bf16
 from recipes.common.progress import bar
 from recipes.common.results import Table, finish
 from recipes.common.scores import shown as mean_shown
@@ -53,7 +54,7 @@ def main(
     ] = None,
     examples: Annotated[int | None, typer.Option(min=1, help="Train on so many questions; all by default.")] = None,
     tests: Annotated[int | None, typer.Option(min=1, help="Test on so many; all by default.")] = None,
-    bf16: command.Bf16 = False,
+    bf16: command.Bf16 = None,
     quick: command.Quick = False,
     out: command.Out = None,
     fresh: command.Fresh = False,
@@ -67,7 +68,7 @@ def main(
     mechanisms = command.checked(mechanism or [])
     if quick:
         examples, tests, epochs = min(examples or 48, 48), min(tests or 32, 32), 1
-    tuned = tuning("qa", data, model, Settings(epochs, batch, rate, length, examples, tests, bf16), stride)
+    tuned = tuning("qa", data, model, Settings(epochs, batch, rate, length, examples, tests, in_bf16(bf16)), stride)
     tuned.check(mechanisms)
     settings = {"recipe": "qa", "data": data, "mechanisms": mechanisms, "seeds": seeds, **tuned.about()}
     study = Study.open(out_folder(out, "qa", quick), settings, fresh=fresh)
