@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments, set_seed
 
 from recipes.common.by_length import TrainerByLength
@@ -54,6 +55,18 @@ class Trained(NamedTuple):
     losses: list[list[float]]  # step, mean loss since the one before
 
 
+def _quiet(bf16: bool) -> dict[str, Any]:
+    """What the Trainer is told of every run. Without `use_cpu` it takes bfloat16 for a matter of GPUs."""
+    cpu = not torch.accelerator.is_available()
+    return {
+        "bf16": bf16,
+        "use_cpu": cpu,
+        "disable_tqdm": True,
+        "report_to": "none",
+        "dataloader_pin_memory": False,
+    }
+
+
 def arguments(folder: Path, schedule: Schedule, seed: int, steps: int) -> TrainingArguments:
     """What the Trainer is told."""
     at_once = schedule.at_once or schedule.batch
@@ -66,15 +79,12 @@ def arguments(folder: Path, schedule: Schedule, seed: int, steps: int) -> Traini
         learning_rate=schedule.rate,
         warmup_steps=round(schedule.warmup * steps),
         weight_decay=schedule.decay,
-        bf16=schedule.bf16,
         seed=seed,
         data_seed=seed,
         save_steps=max(1, steps // _CHECKPOINTS),
         save_total_limit=2,  # while one is written the one before must stay
         logging_steps=max(1, steps // 20),
-        disable_tqdm=True,
-        report_to="none",
-        dataloader_pin_memory=False,
+        **_quiet(schedule.bf16),
     )
 
 
@@ -104,10 +114,7 @@ def predict(
     told = TrainingArguments(
         output_dir=str(folder),
         per_device_eval_batch_size=batch,
-        bf16=bf16,
-        disable_tqdm=True,
-        report_to="none",
-        dataloader_pin_memory=False,
+        **_quiet(bf16),
     )
     trainer = Trainer(model, told, collate)
     trainer.remove_callback(PrinterCallback)
