@@ -26,6 +26,7 @@ class Task(NamedTuple):
     classes: int  # 1: the label is a number
     train: Dataset
     test: Dataset
+    also: tuple[Score, ...] = ()  # other scores that are reported
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class FineTuning(Tuning):
             part.map(tokens, batched=True, remove_columns=part.column_names, keep_in_memory=True, new_fingerprint=name)
             for name, part in (("train", self.task.train), ("test", self.task.test))
         ]
-        return Parts(parts[0], parts[1], DataCollatorWithPadding(tokenizer), partial(_judged, self.task.score))
+        return Parts(parts[0], parts[1], DataCollatorWithPadding(tokenizer), partial(_judged, self.task))
 
     def new_model(self, seed: int) -> Any:
         set_seed(seed)
@@ -90,5 +91,7 @@ class FineTuning(Tuning):
         }
 
 
-def _judged(score: Score, said: Any, labels: Any) -> Answers:
-    return Answers(len(labels), lambda some: score(np.asarray(said)[some], np.asarray(labels)[some]), {})
+def _judged(task: Task, said: Any, labels: Any) -> Answers:
+    said, labels = np.asarray(said), np.asarray(labels)
+    also = {score.__name__: score(said, labels) for score in task.also}
+    return Answers(len(labels), lambda some: task.score(said[some], labels[some]), also)

@@ -57,6 +57,18 @@ def spearman(answers: Any, labels: Any) -> float:
     return float(spearmanr(answers, labels).statistic) if np.ptp(answers) else 0.0
 
 
+def pearson(answers: Any, labels: Any) -> float:
+    """Pearson's correlation, for STS-B; 0 if all answers are equal.
+
+    >>> round(pearson([[1.0], [2.0], [3.0]], [0.1, 0.2, 0.3]), 6)
+    1.0
+    """
+    from scipy.stats import pearsonr
+
+    answers = np.asarray(answers).reshape(-1)
+    return float(pearsonr(answers, labels).statistic) if np.ptp(answers) else 0.0
+
+
 def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
     """The mean of some seeds, and its standard error; NaN for a single one.
 

@@ -15,6 +15,7 @@ from coterie.cli.inputs import UserError
 from coterie.files import expect_writable, plain, read_json, write_json
 
 Result = dict[str, Any]
+_FREE = "seeds"  # may be another when a study goes on: runs of different seeds know nothing of each other
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Study:
 
     @staticmethod
     def open(folder: Path, settings: Result, *, fresh: bool = False) -> Study:
-        """The study in this folder: a new one, or one of the same settings that goes on.
+        """The study in this folder: a new one, or one of the same settings that goes on, perhaps with more seeds.
 
         Args:
             fresh: remove the study that is there; a folder that is none stays and is an error.
@@ -77,12 +78,14 @@ def _enter(folder: Path, settings: Result) -> None:
     found = read_json(file)
     if not isinstance(found, dict):
         raise UserError(f"{file} holds no settings of a study: give another --out.")
-    for key in settings.keys() | found.keys():
+    for key in (settings.keys() | found.keys()) - {_FREE}:
         if settings.get(key) != found.get(key):
             raise UserError(
                 f"{folder} holds a study with another {key} ({found.get(key)!r} instead of {settings.get(key)!r}): "
                 "give another --out, or --fresh to start anew there."
             )
+    if found != settings:
+        write_json(file, settings)
 
 
 def _remove(folder: Path) -> None:

@@ -11,7 +11,7 @@ from coterie.cli.inputs import UserError
 from recipes.common.classification import Task
 from recipes.common.hub import from_hub
 from recipes.common.reading import read_tabs
-from recipes.common.scores import Score, accuracy, f1, mcc, spearman
+from recipes.common.scores import Score, accuracy, f1, mcc, pearson, spearman
 
 
 class Kind(NamedTuple):
@@ -26,6 +26,7 @@ class Kind(NamedTuple):
     dev: tuple[str, ...] = ("dev",)  # GLUE's development set, whose labels are public
     hub: tuple[str, ...] = ("sentence1", "sentence2")  # the hub's names of the texts
     hub_test: str = "validation"
+    also: tuple[Score, ...] = ()  # where GLUE reports two scores
 
 
 _PAIR = ("sentence1", "sentence2")
@@ -37,10 +38,16 @@ TASKS = {
     ),
     "sst2": Kind("SST-2", accuracy, ("sentence",), ("0", "1"), headless=("sentence", "label"), hub=("sentence",)),
     "rte": Kind("RTE", accuracy, _PAIR, _ENTAILED, headless=_PAIR_ROWS),
-    "mrpc": Kind("MRPC", f1, ("#1 String", "#2 String"), ("0", "1"), label="Quality"),
+    "mrpc": Kind("MRPC", f1, ("#1 String", "#2 String"), ("0", "1"), label="Quality", also=(accuracy,)),
     "qnli": Kind("QNLI", accuracy, ("question", "sentence"), _ENTAILED, hub=("question", "sentence")),
     "qqp": Kind(
-        "QQP", f1, ("question1", "question2"), ("0", "1"), label="is_duplicate", hub=("question1", "question2")
+        "QQP",
+        f1,
+        ("question1", "question2"),
+        ("0", "1"),
+        label="is_duplicate",
+        hub=("question1", "question2"),
+        also=(accuracy,),
     ),
     "mnli": Kind(
         "MNLI",
@@ -52,7 +59,7 @@ TASKS = {
         hub=("premise", "hypothesis"),
         hub_test="validation_matched",
     ),
-    "stsb": Kind("STS-B", spearman, _PAIR, (), label="score"),
+    "stsb": Kind("STS-B", spearman, _PAIR, (), label="score", also=(pearson,)),
     "wnli": Kind("WNLI", accuracy, _PAIR, ("0", "1"), headless=_PAIR_ROWS),
 }
 
@@ -67,7 +74,8 @@ def load(name: str, data: str, limit: int | None, test_limit: int | None) -> Tas
         raise UserError(f"--task must be one of {', '.join(TASKS)}, not {name!r}.")
     kind = TASKS[name]
     train, test = _read(kind, Path(data)) if Path(data).exists() else _fetch(kind, name, data)
-    return Task(kind.folder, kind.score, len(kind.labels) or 1, _some(train, limit), _some(test, test_limit))
+    parts = _some(train, limit), _some(test, test_limit)
+    return Task(kind.folder, kind.score, len(kind.labels) or 1, *parts, also=kind.also)
 
 
 def _some(part: Dataset, limit: int | None) -> Dataset:

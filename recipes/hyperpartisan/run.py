@@ -51,8 +51,11 @@ class Comparison(NamedTuple):
             for length, mechanisms in by_length(entries).items():
                 tuning, part = self.tuning(length, seed), study.part(str(length))
                 for found in tuning.run(part, mechanisms, [seed], shown, interchange=False):
-                    scores = {str(Entry(length, name)): score for name, score in found["scores"].items()}
-                    results.append({**found, "trained": str(Entry(length, found["trained"])), "scores": scores})
+                    named = {
+                        key: {str(Entry(length, name)): each for name, each in found[key].items()}
+                        for key in ("scores", "also")
+                    }
+                    results.append({**found, **named, "trained": str(Entry(length, found["trained"]))})
         return results
 
     def costs(self, study: Study, entries: list[Entry], repeats: int, texts: int, shown: Bar) -> list[Result]:

@@ -51,11 +51,13 @@ def examples(tokenizer):
 
 
 # Of 2 epochs of 4 steps: in the first, at its end, in the second.
-@pytest.mark.parametrize(("dies_after", "at_once"), [(2, None), (4, None), (6, 2)])
-def test_a_run_that_was_killed_ends_with_the_same_bits(tiny_bert, tmp_path, at_once, dies_after):
+@pytest.mark.parametrize(
+    ("dies_after", "at_once", "bf16"), [(2, None, False), (4, None, False), (6, 2, False), (6, None, True)]
+)
+def test_a_run_that_was_killed_ends_with_the_same_bits(tiny_bert, tmp_path, at_once, dies_after, bf16):
     tokenizer = models.load_tokenizer(str(tiny_bert))
     rows, collate = examples(tokenizer), DataCollatorWithPadding(tokenizer)
-    schedule = Schedule(2, 4, 1e-3, by_length=True, at_once=at_once)
+    schedule = Schedule(2, 4, 1e-3, by_length=True, at_once=at_once, bf16=bf16)
 
     def trained(folder, *lives):
         for steps in lives:

@@ -10,7 +10,7 @@ import sys
 import time
 
 import pytest
-from recipes.common.scores import accuracy, f1, mcc, spearman
+from recipes.common.scores import accuracy, f1, mcc, pearson, spearman
 from recipes.glue import tasks
 
 from coterie.cli.inputs import UserError
@@ -128,6 +128,11 @@ def test_scores_against_their_definitions():
     assert mcc(logits, labels) == pytest.approx((2 * 1 - 1 * 1) / (3 * 3 * 2 * 2) ** 0.5)
     assert mcc([[1.0, 0.0]] * 5, labels) == 0.0
     assert spearman([[1.0], [1.0]], [0.0, 1.0]) == 0.0
+    assert pearson([[1.0], [1.0]], [0.0, 1.0]) == 0.0
+    x, y = [1.0, 2.0, 4.0, 3.0], [0.0, 1.0, 1.0, 5.0]  # means 2.5 and 1.75
+    over = sum((a - 2.5) * (b - 1.75) for a, b in zip(x, y, strict=True))
+    under = sum((a - 2.5) ** 2 for a in x) * sum((b - 1.75) ** 2 for b in y)
+    assert pearson([[a] for a in x], y) == pytest.approx(over / under**0.5)
 
 
 # --- the whole command ------------------------------------------------------------------------------------------------

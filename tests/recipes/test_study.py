@@ -44,6 +44,13 @@ def test_other_settings_are_refused_by_name(tmp_path):
     assert json.loads((tmp_path / "settings.json").read_text()) == {"rate": 1e-5, "batch": 8}
 
 
+def test_a_study_goes_on_with_more_seeds(tmp_path):
+    Study.open(tmp_path, {"rate": 1, "seeds": 1}).run("one", lambda _: {"score": 1})
+    more = Study.open(tmp_path, {"rate": 1, "seeds": 3})
+    assert more.run("one", lambda _: {"score": 2}) == {"score": 1}
+    assert json.loads((tmp_path / "settings.json").read_text()) == {"rate": 1, "seeds": 3}
+
+
 def test_fresh_removes_a_study_and_nothing_else(tmp_path):
     study = Study.open(tmp_path / "study", {"rate": 1})
     study.run("one", lambda _: {"score": 1})
