@@ -83,7 +83,7 @@ def draw(axes: Any, results: list[Result], costs: list[Result], score: str) -> N
     names = [cost["mechanism"] for cost in costs]
     for row, name in enumerate(reversed(names)):
         mean, error = mean_and_error([r["scores"][name] for r in results if r["trained"] == name])
-        axes.errorbar(100 * mean, row, xerr=0 if math.isnan(error) else 100 * error, fmt="o", capsize=4)
+        axes.errorbar(100 * mean, row, xerr=None if math.isnan(error) else 100 * error, fmt="o", capsize=4)
     axes.set_yticks(range(len(names)), list(reversed(names)))
     axes.set(xlabel=f"{score} × 100, trained and run with", ylim=(-0.5, len(names) - 0.5))
 

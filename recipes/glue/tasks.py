@@ -10,7 +10,7 @@ from datasets import Dataset, concatenate_datasets
 from coterie.cli.inputs import UserError
 from recipes.common.classification import Task
 from recipes.common.hub import from_hub
-from recipes.common.reading import read_tabs
+from recipes.common.reading import Line, read_tabs, similarity
 from recipes.common.scores import Score, accuracy, f1, mcc, pearson, spearman
 
 
@@ -93,7 +93,20 @@ def _fetch(kind: Kind, name: str, data: str) -> tuple[Dataset, Dataset]:
         if missing:
             raise UserError(f"{data}, {split}: no column {sorted(missing)[0]!r}.")
         parts.append(found[split].select_columns([*kind.hub, "label"]).rename_columns(names))
+        _check(kind, parts[-1], f"{data}, {split}")
     return parts[0], parts[1]
+
+
+def _check(kind: Kind, part: Dataset, where: str) -> None:
+    """Texts and labels from elsewhere are what they must be."""
+    for name in part.column_names:
+        for number, cell in enumerate(part[name]):
+            if name != "label" and not isinstance(cell, str):
+                raise UserError(f"{where}, example {number}: expected a text, got {cell!r}.")
+            if name == "label" and kind.labels and cell not in range(len(kind.labels)):
+                raise UserError(f"{where}, example {number}: expected a label below {len(kind.labels)}, got {cell!r}.")
+            if name == "label" and not kind.labels:
+                similarity(str(cell), f"{where}, example {number}")
 
 
 def _read(kind: Kind, data: Path) -> tuple[Dataset, Dataset]:
@@ -112,29 +125,29 @@ def _read(kind: Kind, data: Path) -> tuple[Dataset, Dataset]:
     raise AssertionError("dev is never empty")
 
 
-def _header(kind: Kind, rows: list[list[str]]) -> tuple[str, ...] | None:
+def _header(kind: Kind, lines: list[Line]) -> tuple[str, ...] | None:
     """The columns that a file names in its first line; None if that is an example already."""
-    first = tuple(cell.strip("\ufeff") for cell in rows[0]) if rows else ()
+    first = tuple(lines[0].cells) if lines else ()
     return first if set(kind.texts) & set(first) else None
 
 
 def _has_labels(kind: Kind, file: Path) -> bool:
-    rows = read_tabs(file)
-    return kind.label in (_header(kind, rows) or kind.headless)
+    lines = read_tabs(file)
+    return kind.label in (_header(kind, lines) or kind.headless)
 
 
 def read_file(kind: Kind, file: Path) -> Dataset:
     """The examples of a file: text, pair and label. What is wrong with one is said with its line."""
-    rows = read_tabs(file)
-    header = _header(kind, rows)
+    lines = read_tabs(file)
+    header = _header(kind, lines)
     columns = header or kind.headless
     missing = [name for name in (*kind.texts, kind.label) if name not in columns]
-    if not rows or missing:
-        raise UserError(f"{file} has no column {missing[0]!r}." if rows and missing else f"{file} is empty.")
+    if not lines or missing:
+        raise UserError(f"{file} has no column {missing[0]!r}." if lines and missing else f"{file} is empty.")
     where = [columns.index(name) for name in kind.texts]
     label = columns.index(kind.label)
     examples = []
-    for line, row in enumerate(rows[1:] if header else rows, start=2 if header else 1):
+    for line, row in lines[1:] if header else lines:
         if len(row) <= max(*where, label):
             raise UserError(f"{file}, line {line}: expected {len(columns)} columns, got {len(row)}.")
         examples.append((*(row[i] for i in where), _label(kind, row[label], f"{file}, line {line}")))
@@ -150,7 +163,4 @@ def _label(kind: Kind, text: str, where: str) -> float:
         if text not in kind.labels:
             raise UserError(f"{where}: expected one of the labels {', '.join(kind.labels)}, got {text!r}.")
         return kind.labels.index(text)
-    try:
-        return float(text)
-    except ValueError as error:
-        raise UserError(f"{where}: expected a number, got {text!r}.") from error
+    return similarity(text, where)

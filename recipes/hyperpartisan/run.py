@@ -10,6 +10,7 @@ import typer
 from coterie.cli.inputs import UserError
 from recipes.common import command, comparison
 from recipes.common.classification import FineTuning, Task
+from recipes.common.digest import digest
 from recipes.common.models import out_folder
 from recipes.common.precision import in_bf16
 from recipes.common.progress import Bar, bar
@@ -118,6 +119,7 @@ def main(
         "entries": [str(entry) for entry in entries],
         "seeds": seeds,
         "articles": len(different),
+        "data digest": digest(different),
         **schedule._asdict(),
     }
     study = Study.open(out_folder(out, "hyperpartisan", quick), settings, fresh=fresh)
