@@ -105,7 +105,8 @@ class UNet(nn.Module):
 
     def __init__(self, layout: Layout) -> None:
         super().__init__()
-        width, told = layout.widths[0], 4 * layout.widths[0]
+        width = self.width = layout.widths[0]
+        told = 4 * width
         self.time_embed = nn.Sequential(nn.Linear(width, told), nn.SiLU(), nn.Linear(told, told))
         self.label_emb = nn.Sequential(nn.Linear(1, told), nn.SiLU(), nn.Linear(told, told))
         self.input_blocks = nn.ModuleList([Steps(nn.Conv2d(1, width, 3, 1, 1))])
@@ -131,7 +132,7 @@ class UNet(nn.Module):
         self.out = nn.Sequential(nn.GroupNorm(GROUPS, width), nn.SiLU(), nn.Conv2d(width, 1, 3, 1, 1))
 
     def forward(self, x: Tensor, sigma: Tensor, difficulty: Tensor) -> Tensor:
-        half = self.time_embed[0].in_features // 2
+        half = self.width // 2
         frequencies = torch.exp(-math.log(10_000) / half * torch.arange(half, dtype=x.dtype, device=x.device))
         angles = 250 * sigma.log()[:, None] * frequencies
         told = self.time_embed(torch.cat([angles.cos(), angles.sin()], -1)) + self.label_emb(difficulty[:, None])
