@@ -107,10 +107,7 @@ def test_gradients_of_blocks_with_a_mechanism():
     block = Attention(32).double()
     block.mechanism = coterie.Smyrf(rounds=2, cluster_size=4)
     x = torch.randn(1, 32, 3, 5, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(
-        lambda bias: torch.func.functional_call(block, {"qkv.bias": bias}, (x.detach(),)),
-        (block.qkv.bias.detach().clone().requires_grad_(),),
-    )
+    assert torch.autograd.gradcheck(block, (x,), fast_mode=True)
 
 
 @pytest.mark.parametrize(("resample", "side"), [(1, 7), (0.5, 3), (2, 14)])
