@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from coterie.analysis import Locality, Spectra, groups_of, head_spectra, locality
+from coterie.analysis import AttentionErrors, Locality, Spectra, groups_of, head_spectra, locality
 from coterie.analysis.errors import call_errors
 from coterie.mechanisms import Smyrf
 from coterie.observe import Seen
@@ -20,18 +20,23 @@ from recipes.terrain.attending import Choice, Way, by_tokens
 CLUSTERS = (2, 128)  # Figure 7 of the supplement
 
 
-def spectra_of(seen: Mapping[str, Seen], way: Way, choice: Choice) -> Spectra:
+def errors_of(seen: Mapping[str, Seen], choice: Choice) -> dict[str, AttentionErrors]:
+    """What mechanisms change in each block of the dense generator."""
+    return {name: call_errors(each, choice[name]) for name, each in seen.items()}
+
+
+def spectra_of(seen: Mapping[str, Seen], way: Way, errors: Mapping[str, AttentionErrors]) -> Spectra:
     """The singular values of every head of these blocks, and the error of a mechanism in each."""
     heads = []
     for name, each in seen.items():
-        errors = call_errors(each, choice[name]).output().value
+        wrong = errors[name].output().value
         found = head_spectra(each.q, each.k, module=name)
-        heads += [replace(head, error=float(errors[head.sample, head.head])) for head in found]
+        heads += [replace(head, error=float(wrong[head.sample, head.head])) for head in found]
     return Spectra(str(way), tuple(heads))
 
 
-def ranks(found: Spectra, seen: Mapping[str, Seen]) -> list[Result]:
-    """A row for each number of tokens: medians over the heads."""
+def ranks(found: Spectra, seen: Mapping[str, Seen], errors: Mapping[str, AttentionErrors]) -> list[Result]:
+    """A row for each number of tokens: medians over the heads, and the mean mass on the keys that a mechanism meets."""
     rows = []
     for tokens, blocks in by_tokens(seen).items():
         heads = [each for each in found.heads if each.module in blocks]
@@ -46,6 +51,7 @@ def ranks(found: Spectra, seen: Mapping[str, Seen]) -> list[Result]:
                 "99 %": _median([each.rank_99 for each in heads]),
                 "R²": statistics.median(each.r2 for each in heads),
                 "slow": sum(each.slow for each in heads),
+                "mass": statistics.fmean(float(errors[name].mean("mass").value) for name in blocks),
             }
         )
     return rows

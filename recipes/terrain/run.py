@@ -93,7 +93,7 @@ def main(
     blocks = f"{max(map(len, plan.choices))} of {len(seen)} attention blocks"
     finish(
         study.folder,
-        [tables.errors(found, chosen, blocks), tables.ranks(found), tables.local(found)],
+        [tables.errors(found, chosen, blocks), tables.ranks(found, plan.probe), tables.local(found)],
         {"images": found},
         partial(tables.draw, found=found, ways=chosen),
         tables.words(found, chosen),
@@ -159,10 +159,11 @@ def _image(plan: Plan, seed: int, folder: Path, shown: Bar, _: Path) -> Result:
 
 def _spectra(plan: Plan, seen: dict[str, Seen], seed: int, folder: Path) -> tuple[list[Result], list[Result]]:
     """A row for each head, and one for each number of tokens; the first image's are drawn (Figure 5)."""
-    found = maps.spectra_of(seen, plan.probe, choose(plan.probe, seen))
+    errors = maps.errors_of(seen, choose(plan.probe, seen))
+    found = maps.spectra_of(seen, plan.probe, errors)
     if seed == 0:
         save(draw_spectra(found, title="attention maps of the terrain generator"), folder / "spectra.png")
-    return found.table(), maps.ranks(found, seen)
+    return found.table(), maps.ranks(found, seen, errors)
 
 
 def _locality(plan: Plan, seen: dict[str, Seen], dense: torch.Tensor, seed: int, folder: Path) -> list[Result]:

@@ -40,8 +40,8 @@ def errors(found: Found, ways: list[Way], where: str) -> Table:
     return f"{where}, without training: {_images(found)}, ± standard error", columns, rows
 
 
-def ranks(found: Found) -> Table:
-    """The singular values of the maps, by how many tokens they are over."""
+def ranks(found: Found, probe: Way) -> Table:
+    """The singular values of the maps, by how many tokens they are over, and the mass on the keys that a way meets."""
     rows = []
     for index, first in enumerate(found[0]["ranks"]):
         mine = [image["ranks"][index] for image in found]
@@ -54,9 +54,11 @@ def ranks(found: Found) -> Table:
                 *(shown([each[name] for each in mine], 1, 1) for name in ("90 %", "99 %")),
                 shown([each["R²"] for each in mine], 1, 3),
                 shown([each["slow"] for each in mine], 1, 1),
+                shown([each["mass"] for each in mine]),
             ]
         )
     columns = ["tokens", "blocks", "heads", "effective rank", "largest", "values for 90 %", "for 99 %", "R²", "slow"]
+    columns.append(f"mass met by {probe}, %")
     return f"singular values of the dense maps, medians over heads: {_images(found)}", columns, rows
 
 
@@ -108,5 +110,8 @@ def draw(axes: Any, *, found: Found, ways: list[Way]) -> None:
             points.append((100 * share, 100 * mean, 0.0 if math.isnan(error) else 100 * error))
         shares, means, bars = zip(*sorted(points), strict=True)
         axes.errorbar(shares, means, bars, marker="o", capsize=3, label="=".join(part for part in name if part))
-    axes.set(xscale="log", yscale="log", xlabel="pairs that meet, %", ylabel="relative image error, %")
-    axes.legend(fontsize=8)
+    axes.set(xscale="log", yscale="log", xlabel="pairs that meet, one in", ylabel="relative image error, %")
+    parts = sorted({way.part for way in ways if way.part})
+    axes.set_xticks([100 / part for part in parts], [str(part) for part in parts])
+    axes.minorticks_off()
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))

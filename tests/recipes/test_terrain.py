@@ -347,7 +347,8 @@ def test_given_is_drawn_by_its_seed():
 def test_singular_values_and_errors_of_every_head(model):
     seen = watch(model, given(0, 16))
     way = Way("topk", 4)
-    found = maps.spectra_of(seen, way, choose(way, seen))
+    errors = maps.errors_of(seen, choose(way, seen))
+    found = maps.spectra_of(seen, way, errors)
     assert len(found.heads) == 3 * 1 + 4 * 2
     head = next(each for each in found.heads if (each.module, each.head) == ("middle_block.1", 1))
     q, k, v = (x[0, 1].double() for x in (seen["middle_block.1"].q, seen["middle_block.1"].k, seen["middle_block.1"].v))
@@ -356,7 +357,10 @@ def test_singular_values_and_errors_of_every_head(model):
     torch.testing.assert_close(head.values, torch.linalg.svdvals(weights), rtol=1e-4, atol=1e-6)
     cut = scores.masked_fill(scores < scores.topk(4).values[:, -1:], -math.inf).softmax(-1)
     assert head.error == pytest.approx(float((cut @ v - weights @ v).norm() / (weights @ v).norm()), rel=1e-3)
-    rows = maps.ranks(found, seen)
+    rows = maps.ranks(found, seen, errors)
+    masses = [each.call.q[0].double() @ each.call.k[0].double().mT / math.sqrt(32) for each in seen.values()]
+    masses = [each.softmax(-1).topk(4).values.sum(-1).mean() for each in masses if each.shape[-1] == 16]
+    assert rows[1]["mass"] == pytest.approx(float(sum(masses) / 4), rel=1e-4)
     assert [(row["tokens"], row["blocks"], row["heads"]) for row in rows] == [(64, 3, 3), (16, 4, 8)]
     small = sorted(each.effective_rank for each in found.heads if each.shape == (16, 16))
     assert rows[1]["effective rank"] == pytest.approx((small[3] + small[4]) / 2)
@@ -365,9 +369,10 @@ def test_singular_values_and_errors_of_every_head(model):
 
 def test_ranks_of_maps_too_large_for_all_values_are_unknown(model):
     seen = watch(model, given(0, 16))
-    found = maps.spectra_of(seen, Way("topk", 4), choose(Way("topk", 4), seen))
+    errors = maps.errors_of(seen, choose(Way("topk", 4), seen))
+    found = maps.spectra_of(seen, Way("topk", 4), errors)
     cut = [replace(each, values=each.values[:1], energy=10 * each.energy) for each in found.heads]
-    assert math.isnan(maps.ranks(replace(found, heads=tuple(cut)), seen)[0]["90 %"])
+    assert math.isnan(maps.ranks(replace(found, heads=tuple(cut)), seen, errors)[0]["90 %"])
 
 
 def test_memberships_are_those_of_the_plans(model):
@@ -410,7 +415,7 @@ def test_the_command_prints_its_tables_and_writes_what_it_says(file, tmp_path):
     said = recipe("terrain", *arguments, "--parts", "4,2", "--seeds", 2)
     assert "2 images" in said
     assert "one answer for all queries" in said
-    assert "the goal for near–far at 1/4 of the pairs, 2 %, is" in said
+    assert "the goal for near–far at 1/4 of the pairs, 2 %, is" in " ".join(said.split())
     found = json.loads((out / "results.json").read_text())
     assert found["settings"]["mechanisms"] == [
         COMMON,
