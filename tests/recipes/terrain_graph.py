@@ -13,7 +13,8 @@ class Graph:
     """Nodes and weights; every method adds to them and gives the name of its output."""
 
     def __init__(self, seed: int) -> None:
-        self.nodes, self.weights = [], {}
+        self.nodes: list[onnx.NodeProto] = []
+        self.weights: dict[str, np.ndarray] = {}
         self.draw = np.random.default_rng(seed)
 
     def add(self, kind, *inputs, outputs=1, **attributes):

@@ -232,7 +232,7 @@ def test_what_is_not_installed_is_said_with_how_to_get_it(monkeypatch, tmp_path,
     assert not (tmp_path / "out").exists()
     (tmp_path / "terrain_diffusion").mkdir()
     spec = importlib.machinery.ModuleSpec("terrain_diffusion", None, is_package=True)
-    spec.submodule_search_locations.append(str(tmp_path / "terrain_diffusion"))
+    spec.submodule_search_locations = [str(tmp_path / "terrain_diffusion")]
     monkeypatch.setattr(weights, "find_spec", lambda name: spec)
     with pytest.raises(UserError, match=r"that is installed has no weights/\*\.onnx: pip install"):
         weights.load()
@@ -402,6 +402,7 @@ def test_sheets_have_a_picture_for_each_image():
         assert len(figure.axes) == 6
         assert figure.axes[2].get_ylabel().startswith("a\n1/2\n15 % of the image")
     drawn = figure.axes[3].get_images()[0].get_array()
+    assert drawn is not None
     np.testing.assert_allclose(drawn, (images[1, 1] - images[0, 1]).numpy())
     assert bool((pictures.coloured(torch.zeros(4, 4), 2) == pictures.coloured(torch.ones(4, 4), 2)).all())
 
