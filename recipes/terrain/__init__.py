@@ -1,0 +1,1 @@
+"""A pre-trained image generator with attention (SMYRF, supplement §11 and §12)."""
