@@ -1,8 +1,8 @@
 """BigGAN-deep's generator (Brock et al. 2019, appendix B), as `pytorch-pretrained-biggan` runs it.
 
 It is another architecture than `generator.Generator`: blocks with a bottleneck, z as a whole in every block, and batch
-norms with statistics for 51 degrees of truncation. Weights come with their spectral norm divided out, so that it is made to
-run and to be fine-tuned, not to be trained from nothing.
+norms with statistics for 51 degrees of truncation. Weights come with their spectral norm divided out: it is made to run
+and to be fine-tuned, not to be trained from nothing.
 """
 
 from __future__ import annotations

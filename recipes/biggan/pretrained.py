@@ -119,8 +119,7 @@ def card(generator: nn.Module, config: dict[str, Any], about: dict[str, Any]) ->
         *(f"| {name} | {value} |" for name, value in {**config, **about}.items()),
         f"| coterie | {coterie.__version__} |",
         "",
-        "It shows what it was trained on, and nothing else is known of what it draws. Who trains it on pictures of people",
-        "decides, with them, what may be done with it: put the licence of those pictures above.",
+        "It draws what it was trained on: put the licence of those pictures above.",
         "",
     ]
     return "\n".join(lines)

@@ -1,6 +1,6 @@
-"""Checkpoints of BigGAN-PyTorch, and of SMYRF, which has the same: a folder with G.pth, D.pth, their optimisers, and more.
+"""Checkpoints of BigGAN-PyTorch, which are also SMYRF's: a folder with G.pth, D.pth, their optimisers, and more.
 
-Our networks have the same keys, shapes and order of parameters, so that nothing is converted: sizes are read off the shapes.
+Our networks have the same keys, shapes and order of parameters. Nothing is converted; sizes are read off the shapes.
 """
 
 from __future__ import annotations

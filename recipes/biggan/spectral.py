@@ -2,9 +2,9 @@
 
     v = u₀W / ‖u₀W‖,  u = vWᵀ / ‖vWᵀ‖,  σ = v Wᵀ uᵀ,  W̄ = W / σ
 
-The buffers `u0` and `sv0` are those of the published checkpoints. A forward reads u₀ and leaves it alone; `iterate` moves
-it on. PyTorch's own parametrization moves it in every forward, so that the recomputation of activation checkpointing would
-see other weights than the forward did.
+The buffers `u0` and `sv0` are those of the published checkpoints. A forward reads u₀ and leaves it alone; `iterate`
+moves it on. PyTorch's own parametrization moves it in every forward, so that the recomputation of activation
+checkpointing would see other weights than the forward did.
 """
 
 from __future__ import annotations
