@@ -105,7 +105,10 @@ class Config:
     @staticmethod
     def from_dict(found: dict[str, Any]) -> Config:
         """From what `to_dict` gave."""
-        return Config(**{name: tuple(value) if isinstance(value, list) else value for name, value in found.items()})
+        settings: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in found.items()
+        }
+        return Config(**settings)
 
 
 def _listed(numbers: Any) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -9,7 +11,14 @@ from torch import Tensor, nn
 from recipes.biggan.attention import SelfAttention
 from recipes.biggan.config import Config
 from recipes.biggan.recompute import maybe
-from recipes.biggan.spectral import SpectralConv2d, SpectralEmbedding, SpectralLinear, iterate, orthogonal
+from recipes.biggan.spectral import (
+    SpectralConv2d,
+    SpectralEmbedding,
+    SpectralLinear,
+    full_precision,
+    iterate,
+    orthogonal,
+)
 
 
 class DownBlock(nn.Module):
@@ -67,12 +76,13 @@ class Discriminator(nn.Module):
         if y is None:
             y = torch.zeros(len(x), dtype=torch.long, device=x.device)
         h = x
-        for block, *attention in self.blocks:
+        pieces: Any = self.blocks
+        for block, *attention in pieces:
             h = maybe(block, h, recompute=self.recompute)
             for attend in attention:
                 h = maybe(attend, h, recompute=self.recompute)
         h = F.relu(h).float().sum((2, 3))
-        with torch.autocast(h.device.type, enabled=False):
+        with full_precision(h):
             return self.linear(h)[:, 0] + (self.embed(y) * h).sum(1)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -67,7 +69,8 @@ class Generator(nn.Module):
         if self.config.hierarchical:
             each = [torch.cat([about, part], 1) for part in parts[1:]]
         h = self.linear(first).unflatten(1, (-1, BOTTOM, BOTTOM))
-        for (block, *attention), own in zip(self.blocks, each, strict=True):
+        pieces: Any = self.blocks
+        for (block, *attention), own in zip(pieces, each, strict=True):
             h = maybe(block, h, own, recompute=self.recompute)
             for attend in attention:
                 h = maybe(attend, h, recompute=self.recompute)

@@ -25,7 +25,7 @@ class Images(NamedTuple):
     labels: Tensor  # (count,), int64
     names: list[str]  # of the classes
 
-    def __len__(self) -> int:  # type: ignore[override]
+    def __len__(self) -> int:
         return len(self.pixels)
 
     def at(self, rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -26,8 +26,10 @@ class _BatchNorm(nn.Module):
 
     def standardised(self, x: Tensor) -> Tensor:
         """Without gain and bias. A recomputation does not count in what is stored."""
-        stored = (None, None) if recomputing() and self.training else (self.stored_mean, self.stored_var)
-        return F.batch_norm(x, *stored, training=self.training, momentum=_MOMENTUM, eps=EPS)
+        mean, var = self.stored_mean, self.stored_var
+        if recomputing():
+            mean, var = mean.clone(), var.clone()
+        return F.batch_norm(x, mean, var, training=self.training, momentum=_MOMENTUM, eps=EPS)
 
 
 class BatchNorm(_BatchNorm):

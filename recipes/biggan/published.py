@@ -52,12 +52,12 @@ def load(folder: Path, suffix: str = "") -> Checkpoint:
     if file("G_ema").exists():
         ema = Generator(config)
         weights.fill(ema, weights.read_state(file("G_ema")), file("G_ema"))
-    optims = [
+    g_optim, d_optim = (
         _optimiser(file(name), network) if network is not None and file(name).exists() else None
         for name, network in (("G_optim", g), ("D_optim", d))
-    ]
+    )
     state = weights.read(file("state_dict")) if file("state_dict").exists() else {}
-    return Checkpoint(g, d, ema, *optims, state if isinstance(state, dict) else {})
+    return Checkpoint(g, d, ema, g_optim, d_optim, state if isinstance(state, dict) else {})
 
 
 def save(folder: Path, checkpoint: Checkpoint, suffix: str = "") -> None:

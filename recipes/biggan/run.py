@@ -169,6 +169,7 @@ def main(
     accumulate: Annotated[int, typer.Option(min=1, help="Parts of a batch, one after the other in memory.")] = 1,
     d_steps: Annotated[int, typer.Option(min=1, help="Steps of the discriminator to each of the generator.")] = 2,
     ttur: Annotated[str, typer.Option(help="Rates of the supplement, or of its code, which are the reverse.")] = "code",
+    rate_factor: Annotated[float, typer.Option(min=1e-3, help="Multiplies both rates.")] = 1.0,
     ema: Annotated[float, typer.Option(min=0, max=0.99999, help="Moving average of the generator; 0: none.")] = 0.0,
     max_error: Annotated[
         float | None, typer.Option(help="Adapt SMYRF's rounds over training to this error of its map (§16.1).")
@@ -202,6 +203,7 @@ def main(
         accumulate=accumulate,
         d_steps=d_steps,
         ttur=ttur,
+        rate_factor=rate_factor,
         ema=ema,
         bf16=in_bf16(bf16),
         recompute=recompute,

@@ -9,6 +9,7 @@ checkpointing would see other weights than the forward did.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -18,10 +19,15 @@ from torch import Tensor, nn
 EPS = 1e-6  # of the published configuration
 
 
+def full_precision(x: Tensor) -> AbstractContextManager[object]:
+    """Without autocast, which tensors without data do not know."""
+    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
+
+
 class _Spectral(nn.Module):
     """What such layers share: a weight whose first dimension is the outputs, and its power iteration."""
 
-    weight: nn.Parameter
+    weight: Tensor
     u0: Tensor
     sv0: Tensor
     eps: float = EPS
@@ -40,7 +46,7 @@ class _Spectral(nn.Module):
 
     def normalised(self) -> Tensor:
         """W / σ, in the weight's own precision whatever autocast says."""
-        with torch.autocast(self.weight.device.type, enabled=False):
+        with full_precision(self.weight):
             return self.weight / self._step()[1]
 
     @torch.no_grad()

@@ -32,6 +32,7 @@ class Settings:
         batch: images that a step of either network sees, over all processes.
         accumulate: parts of a batch that are in memory one after the other.
         d_steps: steps of the discriminator to each of the generator.
+        rate_factor: what both rates are multiplied by; small networks that train for little learn faster with more.
         ema: decay of the generator's moving average, which is then what is looked at; 0 is none.
         mechanism: of every attention block, in training.
         max_error: adapt SMYRF's rounds to this bound (supplement §16.1); None leaves them as they are.
@@ -44,6 +45,7 @@ class Settings:
     accumulate: int = 1
     d_steps: int = 2
     ttur: str = "supplement"
+    rate_factor: float = 1.0
     ema: float = 0.0
     bf16: bool = False
     recompute: bool = False
@@ -55,7 +57,7 @@ class Settings:
     @property
     def rates(self) -> Rates:
         """Of Adam."""
-        return TTUR[self.ttur]
+        return Rates(*(self.rate_factor * rate for rate in TTUR[self.ttur]))
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""

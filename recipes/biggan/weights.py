@@ -24,9 +24,7 @@ def read(file: Path) -> Any:
     except FileNotFoundError as error:
         raise UserError(f"there is no {file}.") from error
     except pickle.UnpicklingError as error:
-        raise UserError(
-            f"{file} holds more than tensors and plain values, or is damaged, and is not opened."
-        ) from error
+        raise UserError(f"{file} is damaged, or holds more than tensors and plain values: it is not read.") from error
     except (OSError, EOFError, RuntimeError, ValueError, KeyError) as error:
         words = next(iter(str(error).splitlines()), type(error).__name__)
         raise UserError(f"{file} cannot be read as weights: {words}") from error

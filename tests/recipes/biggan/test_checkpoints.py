@@ -18,7 +18,7 @@ from coterie.cli.inputs import UserError
 from recipes.biggan import deep_weights, pretrained, published, source, weights
 from tests.recipes.biggan.conftest import SMYRF, TINY
 
-CONDITIONAL = Config(64, 4, 20, 3, (64, 16), (16,), shared_dim=6, hierarchical=True)
+CONDITIONAL = Config(64, 4, 20, 3, (16, 64), (16,), shared_dim=6, hierarchical=True)
 
 
 def published_state(config, seed=0):
@@ -221,13 +221,13 @@ def test_files_that_do_not_fit_are_named(foreign, change, said):
 
 def test_weights_are_whole_or_absent(tmp_path):
     with pytest.raises((AttributeError, TypeError, RuntimeError)):
-        weights.write(tmp_path / "a.pt", {"x": (each for each in ())})
+        weights.write(tmp_path / "a.pt", {"x": lambda: 0})
     assert list(tmp_path.iterdir()) == []
 
 
 # --- pytorch-pretrained-biggan ----------------------------------------------------------------------------------------
 
-LAYERS = ((False, 16, 16), (True, 16, 8), (False, 8, 8), (True, 8, 4), (True, 4, 1))
+LAYERS = ((False, 16, 16), (True, 16, 8), (False, 8, 8), (True, 8, 4), (False, 4, 2), (True, 2, 1))
 
 
 @pytest.fixture

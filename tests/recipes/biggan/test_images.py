@@ -23,9 +23,9 @@ def test_a_folder_of_one_class(folder):
 
 
 def test_folders_inside_are_classes(folder):
-    for number, name in enumerate(("zebra", "ant")):
+    for name in ("zebra", "ant"):
         (folder / name).mkdir()
-        for file in sorted(folder.glob("*.png"))[number :: 2 - number][:12]:
+        for file in sorted(folder.glob("*.png"))[:12]:
             file.rename(folder / name / file.name)
     (folder / "empty").mkdir()
     found = images.load(folder, 32)

@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from recipes.biggan.attention import SelfAttention, attend_by
+from recipes.biggan.attention import SelfAttention, attend_by, blocks
 from recipes.biggan.config import Config
 from recipes.biggan.discriminator import Discriminator, d_loss, g_loss
 from recipes.biggan.generator import Generator
@@ -192,7 +192,7 @@ def test_recomputing_changes_nothing(mechanism):
         torch.manual_seed(1)
         config = Config(32, 2, 6, attention=(32,), d_attention=(16,))
         g, d = attend_by(Generator(config), mechanism), attend_by(Discriminator(config), mechanism)
-        for module in (g.blocks[2][1], d.blocks[0][1]):
+        for module in (*blocks(g), *blocks(d)):
             torch.nn.init.ones_(module.gamma)
         g.recompute = d.recompute = recompute
         torch.manual_seed(2)
