@@ -37,7 +37,9 @@ def fid_and_kid(file: Path, real: Images, fake: Images) -> dict[str, float]:
     metrics = _torchmetrics()
     inception = Inception(file)
     fid = metrics.FrechetInceptionDistance(feature=inception)
-    kid = metrics.KernelInceptionDistance(feature=inception, subset_size=min(1000, len(real), len(fake)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that features take memory
+        kid = metrics.KernelInceptionDistance(feature=inception, subset_size=min(1000, len(real), len(fake)))
     for images, is_real in ((real, True), (fake, False)):
         for some in images.pixels.split(_BATCH):
             fid.update(some, real=is_real)

@@ -12,9 +12,14 @@ from torch import Tensor, nn
 from recipes.biggan.attention import attend_by, blocks
 
 
+def world() -> PartialState:
+    """The processes that were started together. Unless it is told of CPUs first, accelerate sees one process there."""
+    return PartialState(cpu=not torch.accelerator.is_available())
+
+
 def average(tensors: list[Tensor]) -> None:
     """Their means over all processes, in place; one message."""
-    count = PartialState().num_processes
+    count = world().num_processes
     if count == 1 or not tensors:
         return
     flat = torch.cat([each.detach().flatten() for each in tensors])
@@ -38,7 +43,7 @@ def average_statistics(model: nn.Module) -> None:
 
 def same_mechanisms(model: nn.Module) -> None:
     """The first process decides how many rounds everybody takes."""
-    if PartialState().num_processes == 1:
+    if world().num_processes == 1:
         return
     chosen: list[Any] = [str(block.mechanism) for block in blocks(model)]
     dist.broadcast_object_list(chosen)

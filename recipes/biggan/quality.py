@@ -21,6 +21,7 @@ from recipes.biggan.images import Images
 FEATURES = 48
 _NEAR = 3  # neighbours that a ball around an image reaches (Kynkäänniemi et al. 2019)
 _BATCH = 64
+_DAMAGES = 5  # none among them
 _Tick = Callable[[], None]
 
 
@@ -33,7 +34,8 @@ class Quality(NamedTuple):
 
 
 class Features(nn.Module):
-    """An autoencoder; its code is the features. It looks at images at 32², whatever they come in."""
+    """An encoder whose code is the features: it must give the image back, which takes what is in it, and say how the
+    image was damaged if it was, which takes how it looks. It looks at images at 32², whatever they come in."""
 
     mean: Tensor
     std: Tensor
@@ -49,6 +51,7 @@ class Features(nn.Module):
         for inputs, outputs in pairwise(widths[::-1]):
             up += [nn.ConvTranspose2d(inputs, outputs, 4, 2, 1), nn.ReLU()]
         self.decoder = nn.Sequential(*up[:-1])
+        self.damage = nn.Linear(FEATURES, _DAMAGES)
         self.register_buffer("mean", torch.zeros(FEATURES))
         self.register_buffer("std", torch.ones(FEATURES))
 
@@ -57,15 +60,28 @@ class Features(nn.Module):
         return (self.encoder(_small(x)) - self.mean) / self.std
 
 
+def damaged(x: Tensor, how: Tensor) -> Tensor:
+    """Images (count, 3, 32, 32), each as it is (0), noisy (1), blurred (2), of coarse pixels (3), or its quarters in
+    another order (4)."""
+    blurred = F.avg_pool2d(F.pad(x, (2, 2, 2, 2), mode="replicate"), 5, 1)
+    coarse = F.interpolate(F.avg_pool2d(x, 4), scale_factor=4, mode="nearest")
+    quarters = torch.cat([x[..., 16:, :], x[..., :16, :]], -2)
+    quarters = torch.cat([quarters[..., 16:], quarters[..., :16]], -1)
+    every = torch.stack([x, x + 0.3 * torch.randn_like(x), blurred, coarse, quarters])
+    return every[how, torch.arange(len(x))]
+
+
 def train(images: Images, steps: int, seed: int = 0, tick: _Tick = lambda: None) -> Features:
-    """Such a network, trained to give images back through its 48 numbers."""
+    """Such a network."""
     begin_step(seed, -1)
     network = Features()
     optimiser = torch.optim.Adam(network.parameters(), 1e-3)
     order = Order(len(images), seed)
     for step in range(steps):
-        x = _small(images.at(order.take(step * _BATCH, _BATCH))[0])
-        loss = F.mse_loss(network.decoder(network.encoder(x)), x)
+        how = torch.randint(_DAMAGES, (_BATCH,))
+        x = damaged(_small(images.at(order.take(step * _BATCH, _BATCH))[0]), how)
+        code = network.encoder(x)
+        loss = F.mse_loss(network.decoder(code), x) + 0.1 * F.cross_entropy(network.damage(code), how)
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()

@@ -22,6 +22,7 @@ from recipes.biggan.config import Config
 from recipes.biggan.images import Images
 from recipes.biggan.inception import Inception, fid_and_kid
 from recipes.biggan.pretrained import save_pretrained
+from recipes.biggan.processes import world
 from recipes.biggan.rates import TTUR
 from recipes.biggan.sampling import sample
 from recipes.biggan.training import Settings, Training, part_size
@@ -214,7 +215,7 @@ def main(
     each = {name: settings_of(base, name) for name in mechanisms}
     if max_error is not None and all(one.max_error is None for one in each.values()):
         raise UserError("--max-error adapts the rounds of SMYRF, and no --mechanism is one of fixed rounds.")
-    part_size(base, PartialState().num_processes)
+    part_size(base, world().num_processes)
     shapes = Config(
         resolution=resolution,
         ch=ch,

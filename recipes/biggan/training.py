@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import torch
-from accelerate import PartialState
 from torch import Tensor, nn
 
 import coterie
@@ -19,7 +18,7 @@ from recipes.biggan.discriminator import Discriminator, d_loss, g_loss
 from recipes.biggan.draws import Order, begin_step
 from recipes.biggan.generator import Generator
 from recipes.biggan.images import Images
-from recipes.biggan.processes import average_gradients, average_statistics, same_mechanisms
+from recipes.biggan.processes import average_gradients, average_statistics, same_mechanisms, world
 from recipes.biggan.rates import BETAS, EPS, TTUR, Rates
 from recipes.common.precision import autocast
 
@@ -82,8 +81,9 @@ class Training:
 
     def __init__(self, config: Config, settings: Settings, images: Images, seed: int) -> None:
         self.config, self.settings, self.images, self.seed = config, settings, images, seed
-        world = PartialState()
-        self.device, self.processes, self.process = world.device, world.num_processes, world.process_index
+        all_of_us = world()
+        self.device = all_of_us.device
+        self.processes, self.process = all_of_us.num_processes, all_of_us.process_index
         self.part = part_size(settings, self.processes)
         begin_step(seed, -1)
         self.g = attend_by(Generator(config), settings.mechanism).to(self.device)

@@ -204,7 +204,7 @@ def test_recomputing_changes_nothing(mechanism):
 
 
 def test_orthogonal_weights():
-    weight = Generator(TINY).blocks[0][0].conv1.weight.flatten(1)
+    weight = Generator(TINY).state_dict()["blocks.0.0.conv1.weight"].flatten(1)
     torch.testing.assert_close(weight @ weight.T, torch.eye(len(weight)), atol=1e-5, rtol=0)
 
 

@@ -52,7 +52,7 @@ def test_precision_and_recall_against_loops():
 
 def test_worse_images_are_further_away():
     train, test = as_images(discs(160, seed=0)), as_images(discs(64, seed=1))
-    network = quality.train(train, 40)
+    network = quality.train(train, 60)
     real = quality.describe(network, test)
     draw = np.random.default_rng(0)
     noisy = np.clip(discs(64, seed=2) + draw.normal(0, 60, (64, 32, 32, 3)), 0, 255).astype(np.uint8)
@@ -63,7 +63,7 @@ def test_worse_images_are_further_away():
     assert good.distance < noise.distance
     assert good.distance < collapsed.distance
     assert good.recall > collapsed.recall
-    again = quality.train(train, 40)
+    again = quality.train(train, 60)
     assert torch.equal(quality.describe(again, test), real)  # by seed
     large = as_images(discs(2, 64))
     assert quality.describe(network, large).shape == (2, quality.FEATURES)
