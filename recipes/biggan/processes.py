@@ -43,9 +43,9 @@ def average_statistics(model: nn.Module) -> None:
 
 def same_mechanisms(model: nn.Module) -> None:
     """The first process decides how many rounds everybody takes."""
-    if world().num_processes == 1:
-        return
     chosen: list[Any] = [str(block.mechanism) for block in blocks(model)]
+    if world().num_processes == 1 or not chosen:
+        return
     dist.broadcast_object_list(chosen)
     for block, mechanism in zip(blocks(model), chosen, strict=True):
         attend_by(block, mechanism)

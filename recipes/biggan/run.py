@@ -165,12 +165,12 @@ def main(
     resize: Annotated[bool, typer.Option("--resize", help="Cut and shrink images of another size.")] = False,
     mechanism: command.Mechanisms = None,
     seeds: command.Seeds = 1,
-    steps: Annotated[int, typer.Option(min=1)] = 700,
+    steps: Annotated[int, typer.Option(min=1)] = 2500,
     batch: Annotated[int, typer.Option(min=2)] = 32,
     accumulate: Annotated[int, typer.Option(min=1, help="Parts of a batch, one after the other in memory.")] = 1,
     d_steps: Annotated[int, typer.Option(min=1, help="Steps of the discriminator to each of the generator.")] = 2,
     ttur: Annotated[str, typer.Option(help="Rates of the supplement, or of its code, which are the reverse.")] = "code",
-    rate_factor: Annotated[float, typer.Option(min=1e-3, help="Multiplies both rates.")] = 1.0,
+    rate_factor: Annotated[float, typer.Option(min=1e-3, help="Multiplies both rates; 1 is the paper's.")] = 4.0,
     ema: Annotated[float, typer.Option(min=0, max=0.99999, help="Moving average of the generator; 0: none.")] = 0.0,
     max_error: Annotated[
         float | None, typer.Option(help="Adapt SMYRF's rounds over training to this error of its map (§16.1).")

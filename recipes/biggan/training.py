@@ -86,8 +86,10 @@ class Training:
         self.processes, self.process = all_of_us.num_processes, all_of_us.process_index
         self.part = part_size(settings, self.processes)
         begin_step(seed, -1)
-        self.g = attend_by(Generator(config), settings.mechanism).to(self.device)
-        self.d = attend_by(Discriminator(config), settings.mechanism).to(self.device)
+        # Convolutions are a quarter faster on channels that lie side by side, on CPUs and on GPUs.
+        laid_out: Any = {"device": self.device, "memory_format": torch.channels_last}
+        self.g = attend_by(Generator(config), settings.mechanism).to(**laid_out)
+        self.d = attend_by(Discriminator(config), settings.mechanism).to(**laid_out)
         self.g.recompute = self.d.recompute = settings.recompute
         self.ema: Generator | None = copy.deepcopy(self.g).requires_grad_(False) if settings.ema else None
         self.g_optim, self.d_optim = (
