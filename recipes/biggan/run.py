@@ -60,7 +60,7 @@ class Comparison:
             found = running.train(training, work, self.study.folder / "pictures" / name, shown)
             judged = self.judge(training)
             self.keep(training, name, mechanism, judged[mechanism])
-            return {"trained": mechanism, "seed": seed, "quality": judged, **found}
+            return {"trained": mechanism, "seed": seed, "quality": judged, "pairs": pairs_met(training.shown), **found}
 
         result = self.study.run(name, make)
         shown.done()
@@ -98,18 +98,18 @@ class Comparison:
         checkpoint = published.Checkpoint(training.g, training.d, training.ema, *optims, state)
         published.save(folder / "biggan-pytorch", checkpoint)
 
-    def pairs(self, mechanism: str) -> float:
-        """The share of pairs that meet in the first block."""
-        found: list[float] = []
 
-        def look(seen: Seen) -> None:
-            plan = as_mechanism(seen.mechanism).plan(seen.q, seen.k, **seen.planning())
-            found.append(float(plan.pairs_met().double().mean()) / (seen.q.shape[2] * seen.k.shape[2]))
+def pairs_met(model: Any) -> float:
+    """The share of pairs that meet in its first attention block, in an image or two."""
+    found: list[float] = []
 
-        training = Training(self.config, replace(self.settings[mechanism], max_error=None), self.train, 0)
-        with coterie.observing(look):
-            sample(training.g, 2, 0)
-        return found[0] if found else 1.0
+    def look(seen: Seen) -> None:
+        plan = as_mechanism(seen.mechanism).plan(seen.q, seen.k, **seen.planning())
+        found.append(float(plan.pairs_met().double().mean()) / (seen.q.shape[2] * seen.k.shape[2]))
+
+    with coterie.observing(look):
+        sample(model, 2, 0)
+    return found[0] if found else 1.0
 
 
 def settings_of(base: Settings, mechanism: str) -> Settings:
@@ -134,7 +134,9 @@ def load_images(data: Path | None, count: int, resolution: int, resize: bool, co
 def features_of(study: Study, train: Images, steps: int, shown: Bar) -> quality.Features:
     """The network that images are judged by: trained once in a study."""
     file = study.folder / "features.pt"
-    if not file.exists():
+    missing = not file.exists()
+    PartialState().wait_for_everyone()  # nobody writes it before all have looked
+    if missing:
         shown.begin("a network to judge by", steps)
         made = quality.train(train, steps, tick=shown.tick)
         if PartialState().is_main_process:
@@ -250,12 +252,11 @@ def main(
         results = [compared.run(name, seed, shown) for seed in range(seeds) for name in mechanisms]
     few = train.only(slice(None, tests))
     floor = quality.judge(quality.describe(features, test), quality.describe(features, few))._asdict()
-    shares = {name: compared.pairs(name) for name in mechanisms}
-    found_tables = [tables.trained_with(results, floor, shares), tables.interchange(results), *tables.rounds(results)]
+    found_tables = [tables.trained_with(results, floor), tables.interchange(results), *tables.rounds(results)]
     finish(
         study.folder,
         found_tables,
-        {"results": results, "floor": floor, "pairs": shares},
+        {"results": results, "floor": floor},
         partial(tables.draw, results=results),
         tables.summary(results, floor),
         panels=2,

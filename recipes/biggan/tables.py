@@ -11,7 +11,7 @@ from recipes.common.scores import mean_and_error
 from recipes.common.study import Result
 
 
-def trained_with(results: list[Result], floor: Result, pairs: dict[str, float]) -> Table:
+def trained_with(results: list[Result], floor: Result) -> Table:
     """Each mechanism, trained and run with; its difference to dense is that of the same seeds."""
     dense = {r["seed"]: r["quality"][DENSE]["distance"] for r in results if r["trained"] == DENSE}
     base = _median([r["seconds_per_step"] for r in results if r["trained"] == DENSE])
@@ -24,7 +24,7 @@ def trained_with(results: list[Result], floor: Result, pairs: dict[str, float]) 
         rows.append(
             [
                 name,
-                f"{pairs[name]:.0%}",
+                f"{mean_and_error([r['pairs'] for r in mine])[0]:.0%}",
                 _shown([each["distance"] for each in found]),
                 "" if name == DENSE else _shown(apart, sign="+"),
                 _shown([each["precision"] for each in found]),

@@ -38,9 +38,9 @@ def test_a_study_says_and_keeps_what_came_out(folder, tmp_path):
     found = json.loads((out / "results.json").read_text())
     assert found["tables"][2]["title"] == f"{MECHANISM}: rounds of g.blocks.2.1"
     assert [r["trained"] for r in found["results"]] == ["dense", MECHANISM]
-    assert found["pairs"]["dense"] == 1
-    assert found["pairs"][MECHANISM] == pytest.approx(1 / 8)
     dense, smyrf = found["results"]
+    assert dense["pairs"] == 1
+    assert smyrf["pairs"] >= 1 / 8  # of a round; the schedule may have taken more
     assert set(dense["quality"]) == {"dense", MECHANISM}
     assert dense["rounds"] == []
     assert [entry[0] for entry in smyrf["rounds"]] == [1, 2, 3]

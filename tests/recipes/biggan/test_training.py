@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -182,6 +183,22 @@ def test_a_run_writes_what_there_is_to_see(images, tmp_path):
     assert len(found["losses"]) == 2
     assert "looks like mode collapse" in found["warnings"][0]
     assert found["variety"][0][1] == 0
+
+
+def test_tensorboard_gets_what_there_is_if_it_is_installed(images, tmp_path, monkeypatch):
+    written = []
+
+    class Writer:
+        def __init__(self, folder):
+            assert folder.endswith("tensorboard")
+
+        def add_scalar(self, name, value, step):
+            written.append((name, step))
+
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=Writer))
+    training = Training(TINY, replace(QUICK, steps=1), images.unlabelled(), 0)
+    running.train(training, tmp_path / "work", tmp_path / "pictures", Bar(lambda *_: None, 1))
+    assert written == [(name, 1) for name in ("d", "g", "real", "fake", "variety")]
 
 
 def test_sheets(tmp_path):
