@@ -15,6 +15,7 @@ from recipes.common.reading import read_data
 SIZE = 32
 NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 _ROW = 1 + 3 * SIZE**2  # a label, and the image's colours one after the other
+_BATCH = 10_000  # images in a file of the package
 _LABELS = "train_lables.json"  # as the package spells it
 
 
@@ -46,22 +47,28 @@ def _binary(files: list[Path]) -> tuple[np.ndarray, list[int]]:
 
 
 def _pictures(folder: Path) -> tuple[np.ndarray, list[int]]:
-    """Each row of a picture is an image."""
-    files = sorted(folder.glob("data_batch_*.png"))
+    """Each row of a picture is an image; some of the five pictures are enough."""
+    files = sorted(folder.glob("data_batch_[1-5].png"))
     if not files:
         raise UserError(f"{folder} holds {_LABELS} but no data_batch_*.png.")
-    found = []
-    for file in files:
-        try:
-            with Image.open(file) as opened:
-                rows = np.asarray(opened.convert("RGB"))
-        except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
-            raise UserError(f"{file} cannot be read as an image: {error}.") from error
-        if rows.shape[1] != SIZE**2:
-            raise UserError(f"{file} is {rows.shape[1]} pixels wide instead of {SIZE**2}: an image a row.")
-        found.append(rows.reshape(-1, SIZE, SIZE, 3).transpose(0, 3, 1, 2))
-    pixels = np.concatenate(found)
-    labels = read_data(folder / _LABELS)
-    if not isinstance(labels, list) or not all(isinstance(label, int) for label in labels):
+    every = read_data(folder / _LABELS)
+    if not isinstance(every, list) or not all(isinstance(label, int) for label in every):
         raise UserError(f"{folder / _LABELS} holds no list of labels.")
-    return pixels, labels[: len(pixels)] if len(files) < 5 else labels  # some batches are enough
+    pixels, labels = [], []
+    for file in files:
+        pixels.append(_rows(file))
+        start = _BATCH * (int(file.stem[-1]) - 1)
+        labels += every[start : start + len(pixels[-1])]
+    return np.concatenate(pixels), labels
+
+
+def _rows(file: Path) -> np.ndarray:
+    """Of one picture, (count, 3, 32, 32)."""
+    try:
+        with Image.open(file) as opened:
+            rows = np.asarray(opened.convert("RGB"))
+    except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
+        raise UserError(f"{file} cannot be read as an image: {error}.") from error
+    if rows.shape[1] != SIZE**2:
+        raise UserError(f"{file} is {rows.shape[1]} pixels wide instead of {SIZE**2}: an image a row.")
+    return rows.reshape(-1, SIZE, SIZE, 3).transpose(0, 3, 1, 2)

@@ -8,14 +8,14 @@ from typing import Any
 from coterie.checks import expect, expect_int
 
 # Channels between the blocks of a generator, in multiples of ch (BigGAN's appendix B; 32² as in its CIFAR model).
-_WIDTHS = {
+WIDTHS = {
     32: (4, 4, 4, 4),
     64: (16, 16, 8, 4, 2),
     128: (16, 16, 8, 4, 2, 1),
     256: (16, 16, 8, 8, 4, 2, 1),
     512: (16, 16, 8, 8, 4, 2, 1, 1),
 }
-RESOLUTIONS = tuple(_WIDTHS)
+RESOLUTIONS = tuple(WIDTHS)
 BOTTOM = 4  # the first feature map is 4×4
 
 
@@ -65,7 +65,7 @@ class Config:
     @property
     def widths(self) -> tuple[int, ...]:
         """Channels into the first block of the generator, and out of each."""
-        return tuple(self.ch * width for width in _WIDTHS[self.resolution])
+        return tuple(self.ch * width for width in WIDTHS[self.resolution])
 
     @property
     def up_resolutions(self) -> tuple[int, ...]:

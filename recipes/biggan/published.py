@@ -12,7 +12,7 @@ from torch import nn
 
 from coterie.cli.inputs import UserError
 from recipes.biggan import weights
-from recipes.biggan.config import _WIDTHS, BOTTOM, Config
+from recipes.biggan.config import BOTTOM, WIDTHS, Config
 from recipes.biggan.discriminator import Discriminator
 from recipes.biggan.generator import Generator
 from recipes.biggan.weights import State
@@ -81,7 +81,7 @@ def config_of(g: State, d: State | None, file: Path) -> Config:
     try:
         blocks = 1 + max(int(key.split(".")[1]) for key in g if key.startswith("blocks."))
         resolution = BOTTOM * 2**blocks
-        ch = g["output_layer.2.weight"].shape[1] // _WIDTHS[resolution][-1]
+        ch = g["output_layer.2.weight"].shape[1] // WIDTHS[resolution][-1]
         gain = g["blocks.0.0.bn1.gain.weight"].shape
         chunk = g["linear.weight"].shape[1]
     except (KeyError, ValueError, IndexError) as error:

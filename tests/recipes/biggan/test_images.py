@@ -92,6 +92,13 @@ def test_cifar_in_both_forms(tmp_path, write):
         images.load(tmp_path / "cifar", 64)
 
 
+def test_each_file_of_cifar_has_its_own_labels(tmp_path):
+    where = pictures(tmp_path / "cifar")
+    (where / "data_batch_1.png").rename(where / "data_batch_2.png")
+    (where / "train_lables.json").write_text(json.dumps([0] * 10_000 + [7, 3, 1, 4, 1, 5, 9]))
+    assert images.load(where, 32).labels.tolist() == [7, 3, 1, 4, 1, 5]
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
