@@ -417,12 +417,13 @@ def test_any_module_with_a_mechanism_is_scheduled():
         def forward(self, x):
             return coterie.attention(x, x, x, self.mechanism, scale=1.0)
 
-    model = torch.nn.Sequential(Own())
+    own = Own()
+    model = torch.nn.Sequential(own)
     schedule = RoundsSchedule(model, max_error=0.01, max_rounds=5)
     model(torch.randn(2, 1, 40, 6))
     schedule.step()
     assert [(c.module, c.rounds) for c in schedule.log] == [("0", 5)]
-    assert model[0].mechanism.rounds == 5
+    assert own.mechanism.rounds == 5
 
 
 def test_passes_in_eval_mode_do_not_count_and_errors_leave_no_observer():
