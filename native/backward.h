@@ -3,6 +3,7 @@
 
 #include <memory>
 
+#include "dropout.h"
 #include "matrix.h"
 #include "pairs.h"
 #include "threads.h"
@@ -123,19 +124,20 @@ struct BackwardWorker {
     void differentiate(const Block& block, const float* shifts, const float* lses) {
         int64_t bh = block.group.batch * call.heads + block.group.head, columns = padded(block.keys);
         const int32_t* key = block.key_list();
+        Dropout dropout(call);
+        alignas(64) float factors[kKeyBlock];
         for (int64_t i = 0; i < block.rows; i++) {
             float *s = raw + i * kKeyBlock, *p = weights + i * kKeyBlock, *ds = grad_weights + i * kKeyBlock;
-            if (call.dropout_p > 0) {
-                for (int64_t j = 0; j < block.keys; j++) {
-                    bool met = s[j] != kNone;
-                    float weight = met ? std::exp(s[j] - lses[i]) : 0.0f;
-                    float factor = met ? keep(call, bh, block.query(i), key[j]) : 0.0f;
-                    p[j] = weight * factor;
-                    ds[j] = met ? weight * (ds[j] * factor + shifts[i]) : 0.0f;
+            Vec lse = splat(lses[i]), shift = splat(shifts[i]);
+            if (dropout.any()) {
+                dropout.draw(bh, block.query(i), key, block.keys, factors);
+                for (int64_t j = 0; j < columns; j += kLanes) {
+                    Vec score = load(s + j), weight = where_met(score, exp(score - lse)), factor = load(factors + j);
+                    store(p + j, weight * factor);
+                    store(ds + j, where_met(score, weight * fma(load(ds + j), factor, shift)));
                 }
                 continue;
             }
-            Vec lse = splat(lses[i]), shift = splat(shifts[i]);
             for (int64_t j = 0; j < columns; j += kLanes) {
                 Vec score = load(s + j), weight = where_met(score, exp(score - lse));
                 store(p + j, weight);

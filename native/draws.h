@@ -18,17 +18,21 @@ enum Stream : uint32_t {
     kSample = 7
 };
 
+constexpr int kPhiloxRounds = 10;
+constexpr uint32_t kPhiloxMultipliers[2] = {0xD2511F53, 0xCD9E8D57};
+constexpr uint32_t kPhiloxSteps[2] = {0x9E3779B9, 0xBB67AE85};
+
 inline std::array<uint32_t, 4> philox(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint64_t seed) {
     uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
-    for (int round = 0; round < 10; round++) {
-        uint64_t p0 = uint64_t{0xD2511F53} * c0, p1 = uint64_t{0xCD9E8D57} * c2;
+    for (int round = 0; round < kPhiloxRounds; round++) {
+        uint64_t p0 = uint64_t{kPhiloxMultipliers[0]} * c0, p1 = uint64_t{kPhiloxMultipliers[1]} * c2;
         uint32_t n0 = static_cast<uint32_t>(p1 >> 32) ^ c1 ^ k0, n2 = static_cast<uint32_t>(p0 >> 32) ^ c3 ^ k1;
         c1 = static_cast<uint32_t>(p1);
         c3 = static_cast<uint32_t>(p0);
         c0 = n0;
         c2 = n2;
-        k0 += 0x9E3779B9;
-        k1 += 0xBB67AE85;
+        k0 += kPhiloxSteps[0];
+        k1 += kPhiloxSteps[1];
     }
     return {c0, c1, c2, c3};
 }

@@ -4,6 +4,7 @@
 
 #include <memory>
 
+#include "dropout.h"
 #include "matrix.h"
 #include "pairs.h"
 #include "threads.h"
@@ -167,6 +168,8 @@ struct ForwardWorker {
         int64_t width = padded(block.keys), bh = block.group.batch * call.heads + block.group.head;
         const int32_t* key = block.key_list();
         float fades[kRowBlock];
+        Dropout dropout(call);
+        alignas(64) float factors[kKeyBlock];
         for (int64_t i = 0; i < block.rows; i++) {
             float* row = scores + i * kKeyBlock;
             int64_t query_row = block.query(i), at = bh * call.q.rows + query_row;
@@ -179,9 +182,10 @@ struct ForwardWorker {
             float mass = finite ? weigh(row, width, base) : spread_wild(block, i, base, fade);
             result.lse[at] = best;
             totals[at] = (fresh ? 0.0f : totals[at] * fade) + mass;
-            if (call.dropout_p > 0 && finite)
-                for (int64_t j = 0; j < block.keys; j++)
-                    if (row[j] != 0) row[j] *= keep(call, bh, query_row, key[j]);
+            if (dropout.any() && finite) {
+                dropout.draw(bh, query_row, key, block.keys, factors);
+                for (int64_t j = 0; j < width; j += kLanes) store(row + j, load(row + j) * load(factors + j));
+            }
         }
         if (finite) add_values(block, fades, few);
     }
@@ -224,11 +228,12 @@ struct ForwardWorker {
         const float* row = scores + i * kKeyBlock;
         for (int64_t d = 0; d < value_dim; d++) out[d] = fade == 0 ? 0.0f : out[d] * fade;
         float mass = 0;
+        Dropout dropout(call);
         for (int64_t j = 0; j < block.keys; j++) {
             if (row[j] == kNone) continue;
             float weight = std::exp(row[j] - base);
             mass += weight;
-            if (call.dropout_p > 0) weight *= keep(call, bh, query_row, block.key(j));
+            if (dropout.any()) weight *= dropout.factor(bh, query_row, block.key(j));
             for (int64_t d = 0; d < value_dim; d++)
                 out[d] += weight * values[(d / kLanes) * kLanes * kKeyBlock + j * kLanes + d % kLanes];
         }

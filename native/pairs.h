@@ -6,7 +6,6 @@
 #include <optional>
 #include <vector>
 
-#include "draws.h"
 #include "rows.h"
 
 namespace coterie::COTERIE_ISA {
@@ -293,14 +292,6 @@ inline void settle_scores(const Call& call, const Block& block, float* scores, M
         if (placed) hide_unseen(call, block, query, positions, row);
         if (skip) hide_skipped(block, skip + i * round->skips, round->skips, ascending, row);
     }
-}
-
-// Dropout's factor of a pair: 0 or 1 / (1 − p).
-inline float keep(const Call& call, int64_t bh, int64_t row, int64_t key) {
-    auto word = philox(static_cast<uint32_t>(key), static_cast<uint32_t>(row), static_cast<uint32_t>(bh), kDropout,
-                       call.seed)[0];
-    auto limit = static_cast<uint64_t>(call.dropout_p * 4294967296.0);
-    return word >= limit && call.dropout_p < 1.0 ? static_cast<float>(1.0 / (1.0 - call.dropout_p)) : 0.0f;
 }
 
 }  // namespace coterie::COTERIE_ISA

@@ -77,7 +77,7 @@ print(task.train[0])
 mechanisms = ["dense", "smyrf:rounds=2,cluster_size=8", "near-far:near=8"]
 schedule = Schedule(epochs=1 if QUICK else 2, batch=4 if QUICK else 16, rate=5e-5, warmup=0.1)
 tuning = FineTuning(task, "demo", 128, schedule)
-study = Study.open(work / "study", {"task": name})
+study = Study.open(work / "study", {"recipe": "glue", "task": name})
 with bar(len(mechanisms)) as shown:
     results = tuning.run(study, mechanisms, range(1), shown)
     costs = tuning.costs(study, mechanisms, 1, shown, texts=8)

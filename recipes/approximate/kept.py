@@ -51,10 +51,13 @@ class Kept(NamedTuple):
 
 
 def resampled(answers: Answers) -> list[float]:
-    """The scores of examples drawn with replacement (bootstrap). The draws depend on the number of examples alone, so
-    that those of two models on the same examples are pairs."""
-    draws = np.random.default_rng(0).integers(answers.examples, size=(_RESAMPLES, answers.examples))
-    return [answers.score(draw) for draw in draws]
+    """The scores of examples drawn with replacement (bootstrap); what examples share, such as the paragraph that
+    questions are about, is drawn as a whole. The draws depend on the examples alone, so that those of two models on the
+    same examples are pairs."""
+    of = np.arange(answers.examples) if answers.drawn_together is None else np.asarray(answers.drawn_together)
+    members = [np.flatnonzero(of == each) for each in np.unique(of)]
+    draws = np.random.default_rng(0).integers(len(members), size=(_RESAMPLES, len(members)))
+    return [answers.score(np.concatenate([members[each] for each in draw])) for draw in draws]
 
 
 def dense(results: list[Result]) -> Estimate:

@@ -94,6 +94,7 @@ def _ready(tuned: Tuning, seeds: int, mechanisms: list[str]) -> sweep.Tuned | No
         return None
     if seeds > 1:
         raise UserError(f"{tuned.model} is fine-tuned already, so --seeds {seeds} has nothing to train.")
+    tuned.check_kept(ready.name)
     tuned.check_model(tuned.fine_tuned(ready.name), ready.name, mechanisms)
     return ready
 
@@ -127,5 +128,5 @@ def _report(
         [showing.table(base, found, costs, title, tuned.score)],
         figures,
         partial(showing.draw, dense=base, found=found, score=tuned.score),
-        words(base, found, costs, short),
+        words(base, found, costs, short, max(result["chance"] for result in results)),
     )

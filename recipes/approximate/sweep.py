@@ -56,7 +56,7 @@ def scores(tuning: Tuning, study: Study, tuned: Tuned, mechanisms: list[str], ba
         answers = tuning.test(model, mechanism, parts, folder)
         score = answers.score(range(answers.examples))
         found = {"mechanism": mechanism, "seed": tuned.seed, "examples": answers.examples, "score": score}
-        return {**found, "also": answers.also, "resampled": resampled(answers)}
+        return {**found, "chance": answers.chance, "also": answers.also, "resampled": resampled(answers)}
 
     results = []
     for mechanism in mechanisms:

@@ -10,14 +10,16 @@ PAPERS = 25  # clusters, on SQuAD at 380 tokens
 _ALL = 0.95  # of dense attention's scores: nothing is saved
 
 
-def words(dense: Estimate, found: list[Kept], costs: list[Result], short: float) -> str:
+def words(dense: Estimate, found: list[Kept], costs: list[Result], short: float, chance: float = 0.0) -> str:
     """Which mechanisms keep the dense score within one standard error, and from how many clusters on.
 
     Args:
         short: the share of texts that run densely whatever is asked.
+        chance: the best score of one answer to everything.
     """
-    if dense.value <= 2 * dense.error:
-        return f"The dense model scores {dense.shown()}: it has learned nothing that could be kept."
+    if dense.value - chance <= 2 * dense.error:
+        beside = f", and one answer to everything {100 * chance:.1f}" if chance else ""
+        return f"The dense model scores {dense.shown()}{beside}: it has learned nothing that could be kept."
     by_mechanism = {cost["mechanism"]: cost for cost in costs}
     said = []
     for template in dict.fromkeys(each.point.template for each in found):
@@ -64,5 +66,5 @@ def _met(sweep: list[Kept], costs: dict[str, Result]) -> str:
                 f"From {each.point.clusters} clusters on a query computes {cost['scores']:.0f} scores or more where "
                 f"dense attention computes {cost['dense_scores']:.0f}: these texts are too short to save anything."
             )
-    last = costs[sweep[-1].point.mechanism]
-    return f"A query computes at most {last['scores']:.0f} scores of dense attention's {last['dense_scores']:.0f}."
+    most = max((costs[each.point.mechanism] for each in sweep), key=lambda cost: float(cost["scores"]))
+    return f"A query computes at most {most['scores']:.0f} scores of dense attention's {most['dense_scores']:.0f}."

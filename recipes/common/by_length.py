@@ -7,11 +7,9 @@ unknown to a run that goes on in the middle of it. Here the seed and the epoch d
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 from torch.utils.data import Sampler
-from transformers import Trainer
 
 _STRETCH = 50  # batches that are sorted together; the whole would always make the same batches
 
@@ -40,13 +38,3 @@ class ByLength(Sampler[int]):
         for i in torch.randperm(len(batches), generator=generator).tolist():
             yield from batches[i]
         yield from order[whole:]  # a batch that is not full must be the last
-
-
-class TrainerByLength(Trainer):  # type: ignore[misc]
-    """The Trainer with that order."""
-
-    def _get_train_sampler(self, train_dataset: Any = None) -> ByLength:
-        examples = self.train_dataset if train_dataset is None else train_dataset
-        lengths = [len(ids) for ids in examples["input_ids"]]
-        batch = self.args.train_batch_size * self.args.gradient_accumulation_steps
-        return ByLength(lengths, batch, self.args.seed, lambda: int(self.state.epoch or 0))

@@ -12,6 +12,7 @@ from transformers import AutoModelForSequenceClassification, DataCollatorWithPad
 
 from coterie.cli.inputs import UserError
 from recipes.common import models
+from recipes.common.digest import digest
 from recipes.common.scores import Score
 from recipes.common.study import Result
 from recipes.common.training import Schedule
@@ -26,6 +27,8 @@ class Task(NamedTuple):
     classes: int  # 1: the label is a number
     train: Dataset
     test: Dataset
+    also: tuple[Score, ...] = ()  # other scores that are reported
+    drawn: bool = False  # both parts were drawn from one list, the test first
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class FineTuning(Tuning):
             part.map(tokens, batched=True, remove_columns=part.column_names, keep_in_memory=True, new_fingerprint=name)
             for name, part in (("train", self.task.train), ("test", self.task.test))
         ]
-        return Parts(parts[0], parts[1], DataCollatorWithPadding(tokenizer), partial(_judged, self.task.score))
+        return Parts(parts[0], parts[1], DataCollatorWithPadding(tokenizer), partial(_judged, self.task))
 
     def new_model(self, seed: int) -> Any:
         set_seed(seed)
@@ -80,15 +83,31 @@ class FineTuning(Tuning):
             )
         return model
 
+    def check_kept(self, name: str) -> None:
+        super().check_kept(name)
+        kept = models.kept_about(name).get("test examples", len(self.task.test))
+        if self.task.drawn and len(self.task.test) > kept:
+            raise UserError(
+                f"{name} was trained on examples that follow the first {kept}: with --tests {len(self.task.test)} some "
+                f"would be tested on; give at most {kept}."
+            )
+
     def about(self) -> Result:
         return {
             "model": self.model,
             "training examples": len(self.task.train),
             "test examples": len(self.task.test),
+            "data digest": digest(
+                *(part[name][:] for part in (self.task.train, self.task.test) for name in part.column_names)
+            ),
             "length": self.length,
             **self.schedule._asdict(),
         }
 
 
-def _judged(score: Score, said: Any, labels: Any) -> Answers:
-    return Answers(len(labels), lambda some: score(np.asarray(said)[some], np.asarray(labels)[some]), {})
+def _judged(task: Task, said: Any, labels: Any) -> Answers:
+    said, labels = np.asarray(said), np.asarray(labels)
+    also = {score.__name__: score(said, labels) for score in task.also}
+    always = np.eye(task.classes)  # the logits of models that always say the same
+    chance = max(task.score(np.tile(each, (len(labels), 1)), labels) for each in always)
+    return Answers(len(labels), lambda some: task.score(said[some], labels[some]), also, chance)

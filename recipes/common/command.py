@@ -19,7 +19,7 @@ Mechanisms = Annotated[
     list[str] | None, typer.Option("--mechanism", help="Any mechanism's string, or 'dense'; several make one table.")
 ]
 Model = Annotated[str, typer.Option(help="A folder, a hub name, or 'demo': all-MiniLM-L6-v2, from a package on PyPI.")]
-Seeds = Annotated[int, typer.Option(min=1, help="How many seeds: mean and standard error.")]
+Seeds = Annotated[int, typer.Option(min=1, help="How many seeds: mean and standard error; more can be added later.")]
 Quick = Annotated[bool, typer.Option("--quick", help="A small one, to see that it runs: no figures to rely on.")]
 Out = Annotated[Path | None, typer.Option(help="The study's folder; one in out/recipes by default. It goes on there.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Start anew in --out instead of going on.")]

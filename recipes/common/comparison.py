@@ -15,13 +15,15 @@ from recipes.common.tuning import DENSE
 def trained_with(
     results: list[Result], costs: list[Result], score: str, *, base: str = DENSE, names: Mapping[str, str] | None = None
 ) -> Table:
-    """Each mechanism, trained and run with; its difference to dense is that of the same seeds.
+    """Each mechanism, trained and run with: its score, others that the task has, and its score's difference to dense,
+    that of the same seeds.
 
     Args:
         base: what others are compared with.
         names: what readers know mechanisms by; a column of its own.
     """
     dense = {r["seed"]: r["scores"][base] for r in results if r["trained"] == base}
+    others = list(next(r["also"][base] for r in results if r["trained"] == base))
     rows = []
     first = next(cost for cost in costs if cost["mechanism"] == base)
     for cost in costs:
@@ -35,6 +37,7 @@ def trained_with(
                 name,
                 f"{cost['scores']:.0f} of {cost['dense_scores']:.0f}",
                 shown(scores),
+                *(shown([r["also"][name][other] for r in mine]) for other in others),
                 "" if name == base else shown(apart, sign="+"),
                 f"{cost['step'] / first['step']:.2f}×",
                 _ratio(cost["peak_bytes"], first["peak_bytes"]),
@@ -43,7 +46,7 @@ def trained_with(
     lengths = sorted({cost["tokens"] for cost in costs})
     tokens = " and ".join(f"{length:,}" for length in lengths)
     columns = [] if names is None else ["what it is"]
-    columns += ["trained and run with", "keys met", score, f"to {base}", "step time", "step memory"]
+    columns += ["trained and run with", "keys met", score, *others, f"to {base}", "step time", "step memory"]
     seeds = len(dense)
     title = f"{score} × 100, {seeds} seed{'s' * (seeds > 1)}, ± standard error; steps of {tokens} tokens"
     return title, columns, rows
@@ -80,7 +83,7 @@ def draw(axes: Any, results: list[Result], costs: list[Result], score: str) -> N
     names = [cost["mechanism"] for cost in costs]
     for row, name in enumerate(reversed(names)):
         mean, error = mean_and_error([r["scores"][name] for r in results if r["trained"] == name])
-        axes.errorbar(100 * mean, row, xerr=0 if math.isnan(error) else 100 * error, fmt="o", capsize=4)
+        axes.errorbar(100 * mean, row, xerr=None if math.isnan(error) else 100 * error, fmt="o", capsize=4)
     axes.set_yticks(range(len(names)), list(reversed(names)))
     axes.set(xlabel=f"{score} × 100, trained and run with", ylim=(-0.5, len(names) - 0.5))
 

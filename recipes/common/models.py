@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import PartialState
 from transformers import AutoConfig, AutoTokenizer
 from transformers.utils import logging
 
@@ -15,6 +14,7 @@ import coterie
 from coterie.cli.inputs import UserError, check_code, find_model, loading, position_limit
 from coterie.files import read_json, write_json
 from coterie.hf import extend_positions
+from recipes.common.processes import processes
 
 FINE_TUNED = "fine_tuned.json"  # beside the weights of a model that a recipe made
 
@@ -30,7 +30,12 @@ def load(name: str, kind: Any, positions: int | None = None, *, trust: bool = Fa
     source, where = find_model(name)
     with loading(name):
         check_code(name, source, where, trust=trust)
-        model = kind.from_pretrained(source, dtype=torch.float32, **where, **settings)
+        try:
+            model = kind.from_pretrained(source, dtype=torch.float32, **where, **settings)
+        except RuntimeError as error:
+            if "mismatched_sizes" not in str(error):
+                raise
+            raise UserError(f"{name} has a head for another task: give the model that it was made from.") from error
     limit = position_limit(model)
     if positions is not None and limit is not None and positions > limit:
         extend_positions(model, positions)
@@ -58,6 +63,20 @@ def attend_by(model: Any, mechanism: str) -> Any:
     return model
 
 
+def try_out(model: Any, tokenizer: Any, name: str, length: int, mechanisms: list[str]) -> None:
+    """Run two short texts with each mechanism: what a model or its tokenizer refuses is to be known before training."""
+    if tokenizer.pad_token is None:
+        raise UserError(f"the tokenizer of {name} has no token for padding, which batches of texts need.")
+    some = ["word " * 40, "word " * 20]
+    texts = tokenizer(some, padding=True, truncation=True, max_length=min(length, 40), return_tensors="pt")
+    for mechanism in mechanisms:
+        try:
+            with torch.no_grad():
+                attend_by(model, mechanism).eval()(**texts)
+        except (ValueError, TypeError, NotImplementedError) as error:
+            raise UserError(f"{mechanism} cannot run in {name}: {error}") from error
+
+
 def has_head(name: str, head: str) -> bool:
     """Whether a model was stored with a head, such as "ForQuestionAnswering"."""
     source, where = find_model(name)
@@ -74,7 +93,7 @@ def keep(model: Any, tokenizer: Any, folder: Path, about: dict[str, Any]) -> Non
         about: how it was made, for a file `fine_tuned.json` beside the weights.
     """
     coterie.hf.undo(attend_by(model, "dense"))
-    if PartialState().is_main_process:
+    if processes().is_main_process:
         part = folder.with_name(f"{folder.name}.part")
         for old in (part, folder):  # of a run that was killed before it was stored
             shutil.rmtree(old, ignore_errors=True)
@@ -86,7 +105,7 @@ def keep(model: Any, tokenizer: Any, folder: Path, about: dict[str, Any]) -> Non
         except BaseException:
             shutil.rmtree(part, ignore_errors=True)
             raise
-    PartialState().wait_for_everyone()
+    processes().wait_for_everyone()
 
 
 def kept_about(name: str) -> dict[str, Any]:

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from accelerate import PartialState
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from transformers import TrainerCallback
 
 from coterie.cli.console import err
 from coterie.progress import in_notebook, notebook_bars
+from recipes.common.processes import processes
 
 Tell = Callable[[str, int, int], None]  # what, done, total
 
@@ -60,8 +60,12 @@ def _terminal() -> Iterator[Tell]:
     """Two lines: the runs, and what is under way."""
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.completed}/{task.total}"))
     times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
-    shown = PartialState().is_main_process
-    with Progress(*columns, *times, console=err, transient=True, disable=not shown) as progress:
+    shown = processes().is_main_process
+    # Runs take minutes, and the rate of the last half minute, as it is by default, would say nothing of them.
+    day = 24 * 3600.0
+    with Progress(
+        *columns, *times, console=err, transient=True, disable=not shown, speed_estimate_period=day
+    ) as progress:
         runs, steps = progress.add_task("runs"), progress.add_task("", visible=False)
         now = ""
 

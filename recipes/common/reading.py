@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from coterie.cli.inputs import UserError
 from coterie.files import read_json
@@ -28,10 +27,18 @@ def read_text(file: Path) -> str:
         return file.read_text(encoding="utf-8")
 
 
-def read_tabs(file: Path) -> list[list[str]]:
-    """The rows of a file whose cells stand between tabs; quotes belong to the text, empty lines are passed over."""
-    with _named(file), file.open(encoding="utf-8", newline="") as stream:
-        return [row for row in csv.reader(stream, delimiter="\t", quoting=csv.QUOTE_NONE) if row]
+class Line(NamedTuple):
+    """A line of a file, counted from 1, and its cells."""
+
+    number: int
+    cells: list[str]
+
+
+def read_tabs(file: Path) -> list[Line]:
+    """The lines of a file whose cells stand between tabs; quotes belong to the text, empty lines are passed over."""
+    with _named(file), file.open(encoding="utf-8-sig", newline="") as stream:
+        lines = stream.read().replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    return [Line(number, line.split("\t")) for number, line in enumerate(lines, start=1) if line]
 
 
 def read_data(file: Path) -> Any:
@@ -41,3 +48,18 @@ def read_data(file: Path) -> Any:
             return read_json(file)
     except ValueError as error:
         raise UserError(f"{file} is not JSON.") from error
+
+
+def similarity(text: str, where: str) -> float:
+    """How alike two sentences are, from 0 to 5, as STS-B writes it.
+
+    >>> similarity("2.5", "line 1")
+    2.5
+    """
+    try:
+        found = float(text)
+    except ValueError as error:
+        raise UserError(f"{where}: expected a number, got {text!r}.") from error
+    if not 0 <= found <= 5:
+        raise UserError(f"{where}: expected a number from 0 to 5, got {text!r}.")
+    return found

@@ -6,11 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from accelerate import PartialState
-
 from coterie.analysis import save
 from coterie.cli.console import out, print_table, wrote
 from coterie.files import read_json, write_json
+from recipes.common.processes import processes
 
 Table = tuple[str, list[str], list[list[str]]]  # title, columns, rows
 
@@ -29,7 +28,7 @@ def finish(
         figures: what goes into `results.json` besides settings and tables.
         draw: what draws into the axes of `results.png`; it gets one pair for each panel.
     """
-    if not PartialState().is_main_process:
+    if not processes().is_main_process:
         return
     for table in tables:
         print_table(*table)

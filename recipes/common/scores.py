@@ -46,7 +46,7 @@ def f1(logits: Any, labels: Any) -> float:
 
 
 def spearman(answers: Any, labels: Any) -> float:
-    """Spearman's rank correlation, STS-B's score; 0 if all answers are equal.
+    """Spearman's rank correlation, STS-B's score; 0 if all answers, or all labels, are equal.
 
     >>> round(spearman([[1.0], [2.0], [5.0]], [0.1, 0.2, 0.3]), 6)
     1.0
@@ -54,7 +54,19 @@ def spearman(answers: Any, labels: Any) -> float:
     from scipy.stats import spearmanr
 
     answers = np.asarray(answers).reshape(-1)
-    return float(spearmanr(answers, labels).statistic) if np.ptp(answers) else 0.0
+    return float(spearmanr(answers, labels).statistic) if np.ptp(answers) and np.ptp(labels) else 0.0
+
+
+def pearson(answers: Any, labels: Any) -> float:
+    """Pearson's correlation, for STS-B; 0 if all answers, or all labels, are equal.
+
+    >>> round(pearson([[1.0], [2.0], [3.0]], [0.1, 0.2, 0.3]), 6)
+    1.0
+    """
+    from scipy.stats import pearsonr
+
+    answers = np.asarray(answers).reshape(-1)
+    return float(pearsonr(answers, labels).statistic) if np.ptp(answers) and np.ptp(labels) else 0.0
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float]:

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from accelerate import PartialState
+import torch
+import transformers
+from filelock import FileLock, Timeout
 
+import coterie
 from coterie.cli.inputs import UserError
 from coterie.files import expect_writable, plain, read_json, write_json
+from recipes.common.processes import processes
 
 Result = dict[str, Any]
+_SETTINGS = "settings.json"
+_FREE = "seeds"  # may be another when a study goes on: runs of different seeds know nothing of each other
+_LOCKS: dict[Path, FileLock] = {}  # held until this process ends
+_FULL = 2**20  # bytes: a disk with fewer is full
 
 
 @dataclass(frozen=True)
@@ -28,16 +38,18 @@ class Study:
 
     @staticmethod
     def open(folder: Path, settings: Result, *, fresh: bool = False) -> Study:
-        """The study in this folder: a new one, or one of the same settings that goes on.
+        """The study in this folder: a new one, or one of the same settings that goes on, perhaps with more seeds.
 
         Args:
+            settings: all that decides its figures, the recipe's name among them; versions are added.
             fresh: remove the study that is there; a folder that is none stays and is an error.
         """
-        with PartialState().main_process_first():
-            if PartialState().is_main_process:
-                if fresh:
-                    _remove(folder)
-                _enter(folder, _stored(settings))
+        assert "recipe" in settings, "what tells a study from somebody else's folder"
+        with processes().main_process_first():
+            if processes().is_main_process:
+                expect_writable(folder / _SETTINGS)
+                with enough_room(folder):
+                    _enter(folder, _stored({**settings, "versions": versions()}), fresh)
         return Study(folder)
 
     def part(self, name: str) -> Study:
@@ -53,44 +65,117 @@ class Study:
         """
         file, work = self.folder / "runs" / f"{name}.json", self.folder / "work" / name
         done = file.exists()
-        PartialState().wait_for_everyone()  # nobody stores it before all have looked
+        processes().wait_for_everyone()  # nobody stores it before all have looked
         if done:
-            return dict(read_json(file))
-        work.mkdir(parents=True, exist_ok=True)
-        result = _stored(make(work))
-        if PartialState().is_main_process:
-            write_json(file, result)
-            shutil.rmtree(work)
-        PartialState().wait_for_everyone()
+            result = _read(file)
+        else:
+            with enough_room(self.folder):
+                work.mkdir(parents=True, exist_ok=True)
+                result = _stored(make(work))
+                processes().wait_for_everyone()  # nobody removes what others still read
+                if processes().is_main_process:
+                    write_json(file, result)
+        if processes().is_main_process:
+            shutil.rmtree(work, ignore_errors=True)  # there still if it was killed just after it was stored
+        processes().wait_for_everyone()
         return result
 
 
-def _enter(folder: Path, settings: Result) -> None:
-    """Write the settings into a new folder; refuse one that holds others."""
-    file = folder / "settings.json"
-    expect_writable(file)
-    if not file.exists():
-        if folder.is_dir() and any(folder.iterdir()):
+def versions() -> dict[str, str]:
+    """What computes the figures; a study does not go on with others."""
+    return {module.__name__: module.__version__ for module in (coterie, torch, transformers)}
+
+
+@contextmanager
+def enough_room(folder: Path) -> Iterator[None]:
+    """Whatever writers make of a full disk is said in one sentence."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        there = next(each for each in (folder, *folder.parents) if each.exists())
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        if full or shutil.disk_usage(there).free < _FULL:
+            raise UserError(f"{folder}: no space is left there. What is done is kept; make room and go on.") from error
+        raise
+
+
+def _enter(folder: Path, settings: Result, fresh: bool) -> None:
+    """Write the settings into a new folder; refuse one that holds others, or that another command is at work in."""
+    file = folder / _SETTINGS
+    found = _settings(folder)
+    if fresh and found is not None:
+        _lock(folder)
+        _remove(folder)
+        found = None
+    if fresh and folder.is_dir() and _others(folder):
+        raise UserError(f"{folder} holds no study, so --fresh removes nothing there: give another --out.")
+    if found is None:
+        if folder.is_dir() and _others(folder):
             raise UserError(f"{folder} is not empty and holds no study: give another --out.")
+        folder.mkdir(parents=True, exist_ok=True)
+        _lock(folder)
         write_json(file, settings)
         return
-    found = read_json(file)
-    if not isinstance(found, dict):
-        raise UserError(f"{file} holds no settings of a study: give another --out.")
-    for key in settings.keys() | found.keys():
+    _lock(folder)
+    for key in sorted((settings.keys() | found.keys()) - {_FREE}):
         if settings.get(key) != found.get(key):
             raise UserError(
                 f"{folder} holds a study with another {key} ({found.get(key)!r} instead of {settings.get(key)!r}): "
                 "give another --out, or --fresh to start anew there."
             )
+    if found != settings:
+        write_json(file, settings)
+
+
+def _settings(folder: Path) -> Result | None:
+    """Those of the study in a folder; None if it holds none. A file of that name may be somebody else's."""
+    file = folder / _SETTINGS
+    if not file.exists():
+        return None
+    try:
+        found = read_json(file)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or "recipe" not in found:
+        raise UserError(f"{file} holds no settings of a study: give another --out.")
+    return found
+
+
+def _others(folder: Path) -> list[Path]:
+    """What is in a folder, but for what a study that was killed at its very start may have left."""
+    return [each for each in folder.iterdir() if each.name != ".lock" and not each.match(".coterie-*.tmp")]
+
+
+def _lock(folder: Path) -> None:
+    """Keep other commands out of a study for as long as this one runs."""
+    lock = _LOCKS.setdefault(folder.resolve(), FileLock(folder / ".lock"))
+    try:
+        if not lock.is_locked:
+            lock.acquire(timeout=0)
+    except Timeout as error:
+        raise UserError(f"another command is at work in {folder}: wait for it, or give another --out.") from error
 
 
 def _remove(folder: Path) -> None:
-    if not folder.exists():
-        return
-    if not (folder / "settings.json").exists():
-        raise UserError(f"{folder} holds no study, so --fresh removes nothing there: give another --out.")
-    shutil.rmtree(folder)
+    """All of a study, its settings last: if it is killed on the way, the folder still is one."""
+    for each in folder.iterdir():
+        if each.is_dir():
+            shutil.rmtree(each)
+        elif each.name not in (_SETTINGS, ".lock"):
+            each.unlink()
+    (folder / _SETTINGS).unlink()
+
+
+def _read(file: Path) -> Result:
+    try:
+        found = read_json(file)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not found:
+        raise UserError(f"{file} holds no result of a run: remove it, and the run is made again.")
+    return found
 
 
 def _stored(found: Result) -> Result:

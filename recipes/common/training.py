@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from pathlib import Path
@@ -9,10 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments, set_seed
+from transformers import PrinterCallback, TrainerCallback, TrainingArguments, set_seed
 
-from recipes.common.by_length import TrainerByLength
+from coterie.cli.inputs import UserError
+from recipes.common.processes import processes
 from recipes.common.progress import Bar
+from recipes.common.stepping import Stepping
 
 _COMPLETE = "complete"  # a file in every checkpoint that was written to its end
 _CHECKPOINTS = 8  # in a run
@@ -55,26 +58,35 @@ class Trained(NamedTuple):
     losses: list[list[float]]  # step, mean loss since the one before
 
 
-def _quiet(bf16: bool) -> dict[str, Any]:
-    """What the Trainer is told of every run. Without `use_cpu` it takes bfloat16 for a matter of GPUs."""
-    cpu = not torch.accelerator.is_available()
-    return {
-        "bf16": bf16,
-        "use_cpu": cpu,
-        "disable_tqdm": True,
-        "report_to": "none",
-        "dataloader_pin_memory": False,
-    }
+_QUIET = {
+    "use_cpu": not torch.accelerator.is_available(),
+    "logging_nan_inf_filter": False,  # a loss that is none must be seen
+    "disable_tqdm": True,
+    "report_to": "none",
+    "dataloader_pin_memory": False,
+}
+
+
+def _pieces(schedule: Schedule, count: int) -> tuple[int, int]:
+    """How many examples a process has in memory, and how many such pieces of a batch it works off."""
+    mine, rest = divmod(schedule.batch, count)
+    if rest:
+        raise UserError(f"--batch {schedule.batch} must be a multiple of the number of processes, {count}.")
+    at_once = min(schedule.at_once or mine, mine)
+    if mine % at_once:
+        raise UserError(f"--batch {schedule.batch} must be a multiple of --at-once {at_once} × {count} processes.")
+    return at_once, mine // at_once
 
 
 def arguments(folder: Path, schedule: Schedule, seed: int, steps: int) -> TrainingArguments:
     """What the Trainer is told."""
-    at_once = schedule.at_once or schedule.batch
+    at_once, pieces = _pieces(schedule, processes().num_processes)
     return TrainingArguments(
         output_dir=str(folder),
         num_train_epochs=schedule.epochs,
         per_device_train_batch_size=at_once,
-        gradient_accumulation_steps=schedule.batch // at_once,
+        gradient_accumulation_steps=pieces,
+        average_tokens_across_devices=False,  # processes take equal parts, whose mean is that of the batch
         per_device_eval_batch_size=2 * schedule.batch,
         learning_rate=schedule.rate,
         warmup_steps=round(schedule.warmup * steps),
@@ -84,7 +96,7 @@ def arguments(folder: Path, schedule: Schedule, seed: int, steps: int) -> Traini
         save_steps=max(1, steps // _CHECKPOINTS),
         save_total_limit=2,  # while one is written the one before must stay
         logging_steps=max(1, steps // 20),
-        **_quiet(schedule.bf16),
+        **_QUIET,
     )
 
 
@@ -94,11 +106,13 @@ def train(model: Any, examples: Any, collate: Any, schedule: Schedule, seed: int
     told = arguments(folder, schedule, seed, round(steps))
     set_seed(seed)  # a model that was made just now must not decide what is drawn
     watch = _Steps()
-    kind = TrainerByLength if schedule.by_length else Trainer
-    trainer = kind(model, told, collate, train_dataset=examples, callbacks=[watch, bar])
+    trainer = Stepping(model, told, collate, train_dataset=examples, callbacks=[watch, bar])
+    trainer.by_length, trainer.bf16 = schedule.by_length, schedule.bf16
     trainer.remove_callback(PrinterCallback)  # the bar says how far it is
     trainer.train(resume_from_checkpoint=last_checkpoint(folder))
     losses = [[entry["step"], entry["loss"]] for entry in trainer.state.log_history if "loss" in entry]
+    if not all(math.isfinite(loss) for _, loss in losses):
+        raise UserError(f"the training diverged (a loss is not finite): try a rate below {schedule.rate:g}.")
     return Trained(statistics.median(watch.seconds) if watch.seconds else float("nan"), losses)
 
 
@@ -114,11 +128,15 @@ def predict(
     told = TrainingArguments(
         output_dir=str(folder),
         per_device_eval_batch_size=batch,
-        **_quiet(bf16),
+        **_QUIET,
     )
-    trainer = Trainer(model, told, collate)
+    trainer = Stepping(model, told, collate)
+    trainer.bf16 = bf16
     trainer.remove_callback(PrinterCallback)
     found = trainer.predict(examples.select(order))
+    said = found.predictions if isinstance(found.predictions, tuple) else (found.predictions,)
+    if not all(np.isfinite(part).all() for part in said):
+        raise UserError("the model's answers are not finite numbers: its training diverged, or its weights are broken.")
     back = np.argsort(order)
     return _taken(found.predictions, back), _taken(found.label_ids, back)
 

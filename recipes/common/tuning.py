@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from datasets import Dataset
 
+from coterie.cli.inputs import UserError
 from recipes.common import models
 from recipes.common.costs import costs
 from recipes.common.progress import Bar
@@ -37,6 +38,8 @@ class Answers(NamedTuple):
     examples: int
     score: Callable[[Any], float]  # of the examples with these numbers, each as often as it is named
     also: dict[str, float]  # other scores of all of them, by name
+    chance: float = 0.0  # the best score of one answer to everything
+    drawn_together: Sequence[int] | None = None  # for each example, what it shares with others; None: nothing
 
 
 class Parts(NamedTuple):
@@ -94,13 +97,23 @@ class Tuning(ABC):
 
     def check(self, mechanisms: list[str]) -> None:
         """Raise what is wrong with the model, its length or a mechanism in it, before anything is written."""
+        if models.kept_about(self.model).get("task") == self.name:
+            raise UserError(
+                f"{self.model} was fine-tuned on this task already, perhaps on what it would be tested on: give the "
+                "model that it was made from, or test it with python -m recipes.approximate."
+            )
         self.check_model(self.new_model(0), self.model, mechanisms)
+
+    def check_kept(self, name: str) -> None:
+        """Raise what is wrong with testing a model that a recipe fine-tuned."""
+        task = models.kept_about(name).get("task", self.name)
+        if task != self.name:
+            raise UserError(f"{name} was fine-tuned on {task}, and this is {self.name}.")
 
     def check_model(self, model: Any, name: str, mechanisms: list[str]) -> None:
         """The same of a model that is loaded."""
         models.expect_positions(model, name, self.length)
-        for mechanism in mechanisms:
-            models.attend_by(model, mechanism)
+        models.try_out(model, models.load_tokenizer(self.model), name, self.length, mechanisms)
 
     def fit(self, mechanism: str, seed: int, parts: Parts, folder: Path, bar: Bar) -> tuple[Any, Trained]:
         """A model that was fine-tuned with a mechanism; checkpoints go into the folder."""
@@ -122,7 +135,8 @@ class Tuning(ABC):
 
     def keep(self, model: Any, seed: int, folder: Path) -> None:
         """Store a fine-tuned model, with the seed that drew its test set."""
-        models.keep(model, models.load_tokenizer(self.model), folder, {**self.about(), "seed": seed})
+        about = {**self.about(), "task": self.name, "seed": seed}
+        models.keep(model, models.load_tokenizer(self.model), folder, about)
 
     def run(
         self,

@@ -14,6 +14,7 @@ from coterie.cli.inputs import Loaded, UserError, encode, parse_lengths
 from coterie.cli.inputs import cut as cut_batches
 from coterie.hf.wrapped import model_inside
 from recipes.common import command
+from recipes.common.digest import digest
 from recipes.common.models import out_folder
 from recipes.common.progress import Bar, bar
 from recipes.common.results import finish
@@ -74,6 +75,7 @@ def main(
         "text": None if not text else [str(file) for file in text],
         "python": platform.python_version(),  # the documentation is that of this version
         "sections": len(short.sections),
+        "data digest": digest(short.sections),
         "stsb": None if stsb is None else str(stsb),
         "seed": seed,
     }

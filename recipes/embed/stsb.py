@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from coterie.cli.inputs import UserError
-from recipes.common.reading import read_tabs
+from recipes.common.reading import read_tabs, similarity
 
 FILE = "sts-test.csv"
 _SCORE, _FIRST, _SECOND = 4, 5, 6  # columns: genre, file, year, id, score, two sentences, and sometimes their sources
@@ -25,15 +25,11 @@ def load(folder: Path) -> Pairs:
     file = folder / FILE
     if not file.exists():
         raise UserError(f"--stsb {folder} has no {FILE}: expected the folder of the STS Benchmark.")
-    rows = read_tabs(file)
     pairs = Pairs([], [], [])
-    for line, row in enumerate(rows, start=1):
+    for line, row in read_tabs(file):
         if len(row) <= _SECOND:
             raise UserError(f"{file}, line {line}: expected 7 columns separated by tabs, got {len(row)}.")
-        try:
-            pairs.scores.append(float(row[_SCORE]))
-        except ValueError as error:
-            raise UserError(f"{file}, line {line}: expected a number, got {row[_SCORE]!r}.") from error
+        pairs.scores.append(similarity(row[_SCORE], f"{file}, line {line}"))
         pairs.first.append(row[_FIRST])
         pairs.second.append(row[_SECOND])
     if len(pairs.scores) < 2:

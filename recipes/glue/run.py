@@ -28,7 +28,7 @@ QUICK = [["--task", "rte", "--data", "{data}/glue"]]
 def tuning(task: str, data: str, model: str, settings: Settings) -> FineTuning:
     """How a model is fine-tuned on a task."""
     found = tasks.load(task, data, settings.examples, settings.tests)
-    schedule = Schedule(settings.epochs, settings.batch, settings.rate, warmup=0.1, bf16=settings.bf16)
+    schedule = Schedule(settings.epochs, settings.batch, settings.rate, warmup=0.1, by_length=True, bf16=settings.bf16)
     return FineTuning(found, model, settings.length, schedule)
 
 

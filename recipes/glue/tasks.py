@@ -10,8 +10,8 @@ from datasets import Dataset, concatenate_datasets
 from coterie.cli.inputs import UserError
 from recipes.common.classification import Task
 from recipes.common.hub import from_hub
-from recipes.common.reading import read_tabs
-from recipes.common.scores import Score, accuracy, f1, mcc, spearman
+from recipes.common.reading import Line, read_tabs, similarity
+from recipes.common.scores import Score, accuracy, f1, mcc, pearson, spearman
 
 
 class Kind(NamedTuple):
@@ -26,6 +26,7 @@ class Kind(NamedTuple):
     dev: tuple[str, ...] = ("dev",)  # GLUE's development set, whose labels are public
     hub: tuple[str, ...] = ("sentence1", "sentence2")  # the hub's names of the texts
     hub_test: str = "validation"
+    also: tuple[Score, ...] = ()  # where GLUE reports two scores
 
 
 _PAIR = ("sentence1", "sentence2")
@@ -37,10 +38,16 @@ TASKS = {
     ),
     "sst2": Kind("SST-2", accuracy, ("sentence",), ("0", "1"), headless=("sentence", "label"), hub=("sentence",)),
     "rte": Kind("RTE", accuracy, _PAIR, _ENTAILED, headless=_PAIR_ROWS),
-    "mrpc": Kind("MRPC", f1, ("#1 String", "#2 String"), ("0", "1"), label="Quality"),
+    "mrpc": Kind("MRPC", f1, ("#1 String", "#2 String"), ("0", "1"), label="Quality", also=(accuracy,)),
     "qnli": Kind("QNLI", accuracy, ("question", "sentence"), _ENTAILED, hub=("question", "sentence")),
     "qqp": Kind(
-        "QQP", f1, ("question1", "question2"), ("0", "1"), label="is_duplicate", hub=("question1", "question2")
+        "QQP",
+        f1,
+        ("question1", "question2"),
+        ("0", "1"),
+        label="is_duplicate",
+        hub=("question1", "question2"),
+        also=(accuracy,),
     ),
     "mnli": Kind(
         "MNLI",
@@ -52,7 +59,7 @@ TASKS = {
         hub=("premise", "hypothesis"),
         hub_test="validation_matched",
     ),
-    "stsb": Kind("STS-B", spearman, _PAIR, (), label="score"),
+    "stsb": Kind("STS-B", spearman, _PAIR, (), label="score", also=(pearson,)),
     "wnli": Kind("WNLI", accuracy, _PAIR, ("0", "1"), headless=_PAIR_ROWS),
 }
 
@@ -67,7 +74,8 @@ def load(name: str, data: str, limit: int | None, test_limit: int | None) -> Tas
         raise UserError(f"--task must be one of {', '.join(TASKS)}, not {name!r}.")
     kind = TASKS[name]
     train, test = _read(kind, Path(data)) if Path(data).exists() else _fetch(kind, name, data)
-    return Task(kind.folder, kind.score, len(kind.labels) or 1, _some(train, limit), _some(test, test_limit))
+    parts = _some(train, limit), _some(test, test_limit)
+    return Task(kind.folder, kind.score, len(kind.labels) or 1, *parts, also=kind.also)
 
 
 def _some(part: Dataset, limit: int | None) -> Dataset:
@@ -85,7 +93,20 @@ def _fetch(kind: Kind, name: str, data: str) -> tuple[Dataset, Dataset]:
         if missing:
             raise UserError(f"{data}, {split}: no column {sorted(missing)[0]!r}.")
         parts.append(found[split].select_columns([*kind.hub, "label"]).rename_columns(names))
+        _check(kind, parts[-1], f"{data}, {split}")
     return parts[0], parts[1]
+
+
+def _check(kind: Kind, part: Dataset, where: str) -> None:
+    """Texts and labels from elsewhere are what they must be."""
+    for name in part.column_names:
+        for number, cell in enumerate(part[name]):
+            if name != "label" and not isinstance(cell, str):
+                raise UserError(f"{where}, example {number}: expected a text, got {cell!r}.")
+            if name == "label" and kind.labels and cell not in range(len(kind.labels)):
+                raise UserError(f"{where}, example {number}: expected a label below {len(kind.labels)}, got {cell!r}.")
+            if name == "label" and not kind.labels:
+                similarity(str(cell), f"{where}, example {number}")
 
 
 def _read(kind: Kind, data: Path) -> tuple[Dataset, Dataset]:
@@ -104,29 +125,29 @@ def _read(kind: Kind, data: Path) -> tuple[Dataset, Dataset]:
     raise AssertionError("dev is never empty")
 
 
-def _header(kind: Kind, rows: list[list[str]]) -> tuple[str, ...] | None:
+def _header(kind: Kind, lines: list[Line]) -> tuple[str, ...] | None:
     """The columns that a file names in its first line; None if that is an example already."""
-    first = tuple(cell.strip("\ufeff") for cell in rows[0]) if rows else ()
+    first = tuple(lines[0].cells) if lines else ()
     return first if set(kind.texts) & set(first) else None
 
 
 def _has_labels(kind: Kind, file: Path) -> bool:
-    rows = read_tabs(file)
-    return kind.label in (_header(kind, rows) or kind.headless)
+    lines = read_tabs(file)
+    return kind.label in (_header(kind, lines) or kind.headless)
 
 
 def read_file(kind: Kind, file: Path) -> Dataset:
     """The examples of a file: text, pair and label. What is wrong with one is said with its line."""
-    rows = read_tabs(file)
-    header = _header(kind, rows)
+    lines = read_tabs(file)
+    header = _header(kind, lines)
     columns = header or kind.headless
     missing = [name for name in (*kind.texts, kind.label) if name not in columns]
-    if not rows or missing:
-        raise UserError(f"{file} has no column {missing[0]!r}." if rows and missing else f"{file} is empty.")
+    if not lines or missing:
+        raise UserError(f"{file} has no column {missing[0]!r}." if lines and missing else f"{file} is empty.")
     where = [columns.index(name) for name in kind.texts]
     label = columns.index(kind.label)
     examples = []
-    for line, row in enumerate(rows[1:] if header else rows, start=2 if header else 1):
+    for line, row in lines[1:] if header else lines:
         if len(row) <= max(*where, label):
             raise UserError(f"{file}, line {line}: expected {len(columns)} columns, got {len(row)}.")
         examples.append((*(row[i] for i in where), _label(kind, row[label], f"{file}, line {line}")))
@@ -142,7 +163,4 @@ def _label(kind: Kind, text: str, where: str) -> float:
         if text not in kind.labels:
             raise UserError(f"{where}: expected one of the labels {', '.join(kind.labels)}, got {text!r}.")
         return kind.labels.index(text)
-    try:
-        return float(text)
-    except ValueError as error:
-        raise UserError(f"{where}: expected a number, got {text!r}.") from error
+    return similarity(text, where)

@@ -10,6 +10,7 @@ import typer
 from coterie.cli.inputs import UserError
 from recipes.common import command, comparison
 from recipes.common.classification import FineTuning, Task
+from recipes.common.digest import digest
 from recipes.common.models import out_folder
 from recipes.common.precision import in_bf16
 from recipes.common.progress import Bar, bar
@@ -51,8 +52,11 @@ class Comparison(NamedTuple):
             for length, mechanisms in by_length(entries).items():
                 tuning, part = self.tuning(length, seed), study.part(str(length))
                 for found in tuning.run(part, mechanisms, [seed], shown, interchange=False):
-                    scores = {str(Entry(length, name)): score for name, score in found["scores"].items()}
-                    results.append({**found, "trained": str(Entry(length, found["trained"])), "scores": scores})
+                    named = {
+                        key: {str(Entry(length, name)): each for name, each in found[key].items()}
+                        for key in ("scores", "also")
+                    }
+                    results.append({**found, **named, "trained": str(Entry(length, found["trained"]))})
         return results
 
     def costs(self, study: Study, entries: list[Entry], repeats: int, texts: int, shown: Bar) -> list[Result]:
@@ -115,6 +119,7 @@ def main(
         "entries": [str(entry) for entry in entries],
         "seeds": seeds,
         "articles": len(different),
+        "data digest": digest(different),
         **schedule._asdict(),
     }
     study = Study.open(out_folder(out, "hyperpartisan", quick), settings, fresh=fresh)

@@ -38,7 +38,7 @@ def load(data: str, reviews: int, tests: int) -> Task:
         (train,) = balanced(others, [reviews], 0, f"the training set of {data}")
     else:
         test, train = balanced(unique(found.train), [tests, reviews], 0, data)
-    return Task("IMDB", accuracy, len(CLASSES), dataset(train), dataset(test))
+    return Task("IMDB", accuracy, len(CLASSES), dataset(train), dataset(test), drawn=not found.test)
 
 
 def read(folder: Path) -> Reviews:

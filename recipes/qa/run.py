@@ -11,9 +11,8 @@ from recipes.common import command, comparison
 from recipes.common.models import out_folder
 from recipes.common.precision import in_bf16
 from recipes.common.progress import bar
-from recipes.common.results import Table, finish
-from recipes.common.scores import shown as mean_shown
-from recipes.common.study import Result, Study
+from recipes.common.results import finish
+from recipes.common.study import Study
 from recipes.common.training import Schedule
 from recipes.common.tuning import Settings
 from recipes.qa import squad
@@ -75,7 +74,8 @@ def main(
     with bar(seeds * len(mechanisms) + 1) as shown:
         results = tuned.run(study, mechanisms, range(seeds), shown, keep_models=True)
         costs = tuned.costs(study, mechanisms, 1 if quick else 5, shown, texts=8 if quick else 32)
-    tables = [scores(results, costs, f"{data}, {model}")]
+    title, columns, rows = comparison.trained_with(results, costs, tuned.score)
+    tables = [(f"{data}, {model}: {title}", columns, rows)]
     if len(mechanisms) > 1:
         tables.append(comparison.interchange(results, tuned.score))
     finish(
@@ -85,13 +85,3 @@ def main(
         partial(comparison.draw, results=results, costs=costs, score=tuned.score),
         f"{comparison.summary(tuned.name, results, tuned.score)} The models are in {study.folder / 'models'}.",
     )
-
-
-def scores(results: list[Result], costs: list[Result], what: str) -> Table:
-    """F1 as for every task, and exact match beside it."""
-    title, columns, rows = comparison.trained_with(results, costs, QuestionAnswering.score)
-    at = columns.index(QuestionAnswering.score) + 1
-    columns.insert(at, "exact match")
-    for row in rows:
-        row.insert(at, mean_shown([r["also"][row[0]]["exact match"] for r in results if r["trained"] == row[0]]))
-    return f"{what}: {title}", columns, rows

@@ -11,6 +11,7 @@ from datasets import Dataset
 from transformers import AutoModelForQuestionAnswering, DataCollatorWithPadding, set_seed
 
 from recipes.common import models
+from recipes.common.digest import digest
 from recipes.common.study import Result
 from recipes.common.training import Schedule
 from recipes.common.tuning import Answers, Parts, Tuning
@@ -67,6 +68,7 @@ class QuestionAnswering(Tuning):
             "model": self.model,
             "training questions": len(training),
             "test questions": len(test),
+            "data digest": digest(training, test),
             "length": self.length,
             "stride": self.stride,
             **self.schedule._asdict(),
@@ -85,4 +87,10 @@ def judged(cut: list[Window], questions: list[Question], logits: Any, _: Any) ->
     truths = [[answer.text for answer in question.answers] for question in questions]
     each = np.array([f1(*pair) for pair in zip(said, truths, strict=True)])
     exact = np.array([exact_match(*pair) for pair in zip(said, truths, strict=True)])
-    return Answers(len(questions), lambda some: float(each[some].mean()), {"exact match": float(exact.mean())})
+    paragraphs = {text: i for i, text in enumerate(dict.fromkeys(question.context for question in questions))}
+    return Answers(
+        len(questions),
+        lambda some: float(each[some].mean()),
+        {"exact match": float(exact.mean())},
+        drawn_together=[paragraphs[question.context] for question in questions],
+    )

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import coterie
 from coterie import compiled
+from coterie.draws import keep_pairs
 from coterie.engine import native
 from coterie.planning import native as planning
 from tests.cases import CAUSAL, MECHANISMS, SMALL_ROUND, close, index, padding, tensors
@@ -192,6 +193,32 @@ def test_small_groups_equal_the_reference(size, dim, value_dim, keys):
             found.append(coterie.grouped_attention(q, k, values, plan, backend=backend, **settings))
         for ours, theirs in zip(*found, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=2e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("keys", [1, 15, 16, 17, 63, 300])
+@pytest.mark.parametrize("p", [0.1, 0.5, 1 - 2**-31, 1.0])
+def test_dropout_draws_what_its_definition_draws(keys, p):
+    """Sixteen keys at a time, and what is left over; the weights of all pairs, and their gradients."""
+    q, k, _ = tensors(2, 3, 21, keys, dtype=torch.float32)
+    identity = torch.eye(keys).expand(2, 3, -1, -1)
+    torch.manual_seed(7)
+    seed = torch.randint(2**62, ())  # as a call draws it
+    heads, rows, columns = torch.arange(6)[:, None, None], torch.arange(21)[:, None], torch.arange(keys)
+    kept = keep_pairs(heads, rows, columns, dropout_p=p, seed=seed).view(2, 3, 21, keys)
+    q64, k64, v64 = (x.double().requires_grad_() for x in (q, k, identity))
+    factor = torch.where(kept, 1 / (1 - p), 0.0) if p < 1 else torch.zeros(())
+    want = (q64 @ k64.mT / math.sqrt(q.shape[-1])).softmax(-1) * factor @ v64
+    q, k, v = (x.clone().requires_grad_() for x in (q, k, identity))
+    torch.manual_seed(7)
+    out = coterie.attention(q, k, v, "full", dropout_p=p, backend="native")
+    assert torch.equal(out != 0, want.float() != 0)
+    torch.testing.assert_close(out, want.float(), rtol=1e-5, atol=1e-6)
+    grad = torch.randn_like(out)
+    found = torch.autograd.grad(out, (q, k, v), grad)
+    expected = torch.autograd.grad(want, (q64, k64, v64), grad.double())
+    for ours, theirs in zip(found, expected, strict=True):
+        scale = float(theirs.abs().max())
+        torch.testing.assert_close(ours, theirs.float(), rtol=1e-4, atol=1e-5 * max(scale, 0.1))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

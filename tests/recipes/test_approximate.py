@@ -4,15 +4,28 @@ import json
 import math
 import random
 import statistics
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from datasets import Dataset
 from recipes.approximate import tasks
 from recipes.approximate.kept import Estimate, Kept, dense, kept, resampled
 from recipes.approximate.templates import Point, numbers, points_of
 from recipes.approximate.words import words
+from recipes.common import models
+from recipes.common.classification import FineTuning, Task, _judged
+from recipes.common.scores import accuracy
+from recipes.common.training import Schedule
 from recipes.common.tuning import Answers
-from transformers import BertConfig, BertForSequenceClassification, FNetConfig, FNetForQuestionAnswering
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    FNetConfig,
+    FNetForQuestionAnswering,
+    GPT2Config,
+    GPT2ForSequenceClassification,
+)
 
 from coterie.cli.inputs import UserError
 from tests.command import recipe
@@ -45,6 +58,15 @@ def test_the_bootstrap_finds_the_binomial_standard_error():
     assert found.error == found.over_examples
 
 
+def test_what_examples_share_is_drawn_as_a_whole():
+    """Ten questions a paragraph, all right or all wrong: 50 paragraphs are all that is known."""
+    right = np.repeat(np.random.default_rng(0).random(50) < 0.6, 10)
+    together = answers(right)._replace(drawn_together=np.repeat(np.arange(50), 10).tolist())
+    share = right.mean()
+    assert np.std(resampled(together)) == pytest.approx(math.sqrt(share * (1 - share) / 50), rel=0.15)
+    assert np.std(resampled(answers(right))) == pytest.approx(math.sqrt(share * (1 - share) / 500), rel=0.15)
+
+
 def test_the_difference_is_that_of_pairs():
     draw = np.random.default_rng(1)
     right = draw.random(400) < 0.7
@@ -75,12 +97,12 @@ def sweep(template, differences, error=0.02):
     return [Kept(point, Estimate(0.8 + d, 0.02, NAN), Estimate(d, error, NAN)) for point, d in each]
 
 
-def said(found, scores=lambda clusters: clusters, length=200, level=0.8, few=0.0):
+def said(found, scores=lambda clusters: clusters, length=200, level=0.8, few=0.0, chance=0.0):
     costs = [
         {"mechanism": each.point.mechanism, "scores": scores(each.point.clusters), "dense_scores": length}
         for each in found
     ]
-    return words(Estimate(level, 0.02, NAN), found, costs, few)
+    return words(Estimate(level, 0.02, NAN), found, costs, few, chance)
 
 
 def test_the_words_follow_from_the_figures():
@@ -96,6 +118,8 @@ def test_the_words_follow_from_the_figures():
     two = said(sweep(name, {25: -0.1}) + sweep("near-far:near={clusters}", {25: 0.0}))
     assert [line.split()[0] for line in two.splitlines()] == [name, "near-far:near={clusters}"]
     assert "learned nothing that could be kept" in said(sweep(name, {25: 0.0}), level=0.03)
+    at_chance = said(sweep(name, {25: 0.0}), level=0.53, chance=0.5)
+    assert "scores 53.0 ± 2.0, and one answer to everything 50.0: it has learned nothing" in at_chance
 
 
 def test_the_words_say_where_texts_are_too_short():
@@ -222,3 +246,35 @@ def test_the_command_refuses_in_one_sentence_and_writes_nothing(cola, tiny_bert,
     file = write_squad(tmp_path / "data.json", [paragraph(0), paragraph(1)])
     said = refused("--task", "qa", "--data", file, "--model", tmp_path / "fnet", "--length", 64)
     assert "FNetForQuestionAnswering has attention of its own" in said
+
+
+def test_a_model_is_not_tested_on_what_it_was_trained_on(tmp_path):
+    """Where both parts are drawn from one list, more tests reach into the training reviews."""
+    rows = Dataset.from_dict({"text": ["a cat"] * 12, "label": [0, 1] * 6})
+    task = Task("IMDB", accuracy, 2, rows, rows, drawn=True)
+    tuning = FineTuning(task, "demo", 128, Schedule(1, 8, 1e-3))
+    (tmp_path / "fine_tuned.json").write_text('{"task": "IMDB", "test examples": 10}')
+    with pytest.raises(UserError, match=r"trained on examples that follow the first 10.* give at most 10"):
+        tuning.check_kept(str(tmp_path))
+    replace(tuning, task=task._replace(drawn=False)).check_kept(str(tmp_path))
+    (tmp_path / "fine_tuned.json").write_text('{"task": "RTE"}')
+    with pytest.raises(UserError, match="was fine-tuned on RTE, and this is IMDB"):
+        tuning.check_kept(str(tmp_path))
+
+
+def test_mechanisms_are_tried_before_anything_is_trained(tiny_bert):
+    tokenizer = models.load_tokenizer(str(tiny_bert))
+    config = GPT2Config(vocab_size=len(tokenizer), n_embd=16, n_layer=1, n_head=2, n_positions=64, pad_token_id=0)
+    model = GPT2ForSequenceClassification(config)
+    models.try_out(model, tokenizer, "gpt2", 32, ["dense", "smyrf:rounds=1,cluster_size=8"])
+    with pytest.raises(UserError, match=r"clustered.* cannot run in gpt2: .*is_causal: expected False"):
+        models.try_out(model, tokenizer, "gpt2", 32, ["clustered:clusters=5"])
+    tokenizer.pad_token = None
+    with pytest.raises(UserError, match="tokenizer of gpt2 has no token for padding"):
+        models.try_out(model, tokenizer, "gpt2", 32, ["dense"])
+
+
+def test_what_one_answer_to_everything_scores():
+    task = Task("CoLA", accuracy, 2, None, None)
+    judged = _judged(task, np.array([[0.0, 1.0], [1.0, 0.0], [1.0, 0.0]]), np.array([1, 1, 0]))
+    assert (judged.chance, judged.score(range(3))) == pytest.approx((2 / 3, 2 / 3))

@@ -10,8 +10,10 @@ from datasets import Dataset
 from recipes.common import models
 from recipes.common.by_length import ByLength
 from recipes.common.progress import Bar, bar
-from recipes.common.training import Schedule, predict, train
+from recipes.common.training import Schedule, _pieces, predict, train
 from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding, set_seed
+
+from coterie.cli.inputs import UserError
 
 
 @pytest.mark.parametrize("count", [1, 7, 64, 1003])
@@ -51,11 +53,13 @@ def examples(tokenizer):
 
 
 # Of 2 epochs of 4 steps: in the first, at its end, in the second.
-@pytest.mark.parametrize(("dies_after", "at_once"), [(2, None), (4, None), (6, 2)])
-def test_a_run_that_was_killed_ends_with_the_same_bits(tiny_bert, tmp_path, at_once, dies_after):
+@pytest.mark.parametrize(
+    ("dies_after", "at_once", "bf16"), [(2, None, False), (4, None, False), (6, 2, False), (6, None, True)]
+)
+def test_a_run_that_was_killed_ends_with_the_same_bits(tiny_bert, tmp_path, at_once, dies_after, bf16):
     tokenizer = models.load_tokenizer(str(tiny_bert))
     rows, collate = examples(tokenizer), DataCollatorWithPadding(tokenizer)
-    schedule = Schedule(2, 4, 1e-3, by_length=True, at_once=at_once)
+    schedule = Schedule(2, 4, 1e-3, by_length=True, at_once=at_once, bf16=bf16)
 
     def trained(folder, *lives):
         for steps in lives:
@@ -87,3 +91,55 @@ def test_answers_come_in_the_order_of_the_examples(tiny_bert, tmp_path):
     with torch.no_grad():
         alone = torch.cat([model(**collate([row])).logits for row in rows])
     torch.testing.assert_close(torch.tensor(answers), alone, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("count", [4, 3])  # 3: the last piece of a batch is smaller
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_a_step_is_the_same_however_many_are_in_memory(tiny_bert, tmp_path, count, at_once):
+    tokenizer = models.load_tokenizer(str(tiny_bert))
+    rows, collate = examples(tokenizer).select(range(count)), DataCollatorWithPadding(tokenizer)
+
+    def trained(at_once):
+        set_seed(0)
+        model = models.load(
+            str(tiny_bert),
+            AutoModelForSequenceClassification,
+            num_labels=2,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+        )
+        with bar(1) as shown:
+            schedule = Schedule(1, 4, 1e-3, by_length=True, at_once=at_once)
+            found = train(model, rows, collate, schedule, 0, tmp_path / str(at_once), shown)
+        return model, found.losses
+
+    (whole, loss), (pieces, loss_of_pieces) = trained(None), trained(at_once)
+    assert loss_of_pieces[0][1] == pytest.approx(loss[0][1], rel=1e-4)
+    moved = 0.0
+    for name, weight in whole.state_dict().items():
+        if weight.is_floating_point():
+            torch.testing.assert_close(pieces.state_dict()[name], weight, rtol=1e-4, atol=2e-5)
+            moved = max(moved, float(weight.abs().max()))
+    assert moved > 0
+
+
+def test_training_that_diverges_is_said(tiny_bert, tmp_path):
+    tokenizer = models.load_tokenizer(str(tiny_bert))
+    rows, collate = examples(tokenizer), DataCollatorWithPadding(tokenizer)
+    model = models.load(str(tiny_bert), AutoModelForSequenceClassification, num_labels=2)
+    with torch.no_grad():
+        model.classifier.weight.fill_(float("nan"))
+    with bar(1) as shown, pytest.raises(UserError, match=r"the training diverged .*: try a rate below 0\.001"):
+        train(model, rows, collate, Schedule(1, 4, 1e-3), 0, tmp_path, shown)
+    with pytest.raises(UserError, match="answers are not finite numbers"):
+        predict(model, rows, collate, 8, tmp_path)
+
+
+def test_batches_are_shared_out_to_processes():
+    assert _pieces(Schedule(1, 16, 1e-3), 2) == (8, 1)
+    assert _pieces(Schedule(1, 16, 1e-3, at_once=2), 2) == (2, 4)
+    assert _pieces(Schedule(1, 4, 1e-3, at_once=4), 2) == (2, 1)
+    with pytest.raises(UserError, match="--batch 16 must be a multiple of the number of processes, 3"):
+        _pieces(Schedule(1, 16, 1e-3), 3)
+    with pytest.raises(UserError, match="--batch 12 must be a multiple of --at-once 4 × 2 processes"):
+        _pieces(Schedule(1, 12, 1e-3, at_once=4), 2)

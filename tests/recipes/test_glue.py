@@ -4,13 +4,16 @@ import itertools
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
 
 import pytest
-from recipes.common.scores import accuracy, f1, mcc, spearman
+from datasets import Dataset
+from recipes.common.reading import read_tabs, similarity
+from recipes.common.scores import accuracy, f1, mcc, pearson, spearman
 from recipes.glue import tasks
 
 from coterie.cli.inputs import UserError
@@ -128,6 +131,12 @@ def test_scores_against_their_definitions():
     assert mcc(logits, labels) == pytest.approx((2 * 1 - 1 * 1) / (3 * 3 * 2 * 2) ** 0.5)
     assert mcc([[1.0, 0.0]] * 5, labels) == 0.0
     assert spearman([[1.0], [1.0]], [0.0, 1.0]) == 0.0
+    assert pearson([[1.0], [1.0]], [0.0, 1.0]) == 0.0
+    assert spearman([[1.0], [2.0]], [3.0, 3.0]) == pearson([[1.0], [2.0]], [3.0, 3.0]) == 0.0
+    x, y = [1.0, 2.0, 4.0, 3.0], [0.0, 1.0, 1.0, 5.0]  # means 2.5 and 1.75
+    over = sum((a - 2.5) * (b - 1.75) for a, b in zip(x, y, strict=True))
+    under = sum((a - 2.5) ** 2 for a in x) * sum((b - 1.75) ** 2 for b in y)
+    assert pearson([[a] for a in x], y) == pytest.approx(over / under**0.5)
 
 
 # --- the whole command ------------------------------------------------------------------------------------------------
@@ -215,3 +224,54 @@ def test_a_checkpoint_that_was_not_finished_is_not_taken(tmp_path):
         if complete:
             (tmp_path / f"checkpoint-{step}" / "complete").touch()
     assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-10")
+
+
+def test_two_processes_share_out_the_same_batches(glue, tiny_bert, tmp_path):
+    """As many steps as one process makes, losses of the same size, and one of them writes."""
+    found = []
+    for count in (1, 2):
+        out = tmp_path / str(count)
+        given = settings(glue, tiny_bert, out, "--mechanism", "dense")
+        launch = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={count}", "-m", "recipes.glue"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+        done = subprocess.run([*launch, *map(str, given)], capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("wrote") == 2
+        found.append(figures(out)[0]["losses"])
+    assert [step for step, _ in found[0]] == [step for step, _ in found[1]]
+    for (_, alone), (_, shared) in zip(*found, strict=True):
+        assert shared == pytest.approx(alone, abs=0.1)  # dropout draws other numbers in each process
+
+
+def test_a_model_that_was_fine_tuned_on_the_task_is_not_fine_tuned_on_it_again(glue, tiny_bert, tmp_path):
+    again = tmp_path / "again"
+    shutil.copytree(tiny_bert, again)
+    (again / "fine_tuned.json").write_text('{"task": "CoLA", "seed": 0}')
+    said = recipe("glue", "--data", glue, "--model", again, "--out", tmp_path / "out", fails=1)
+    assert "was fine-tuned on this task already" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_labels_from_the_hub_are_checked(monkeypatch):
+    def fetched(labels, text="a cat"):
+        part = Dataset.from_dict({"sentence": [text] * len(labels), "label": labels})
+        monkeypatch.setattr(tasks, "from_hub", lambda *_: {"train": part, "validation": part})
+        return tasks.load("cola", "nyu-mll/glue", None, None)
+
+    assert fetched([0, 1]).test["label"][:] == [0, 1]
+    with pytest.raises(UserError, match=r"train, example 1: expected a label below 2, got -1"):
+        fetched([0, -1])
+    with pytest.raises(UserError, match=r"train, example 0: expected a text, got None"):
+        fetched([0], text=None)
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-1", "5.01"])
+def test_similarities_are_from_0_to_5(text):
+    with pytest.raises(UserError, match=f"line 3: expected a number from 0 to 5, got '{text}'"):
+        similarity(text, "line 3")
+
+
+def test_lines_are_counted_as_editors_do(tmp_path):
+    file = tmp_path / "x.tsv"
+    file.write_bytes(b"\xef\xbb\xbfa\tb\r\n\r\n" + b"long" * 50_000 + b'\t"c\n')
+    assert read_tabs(file) == [(1, ["a", "b"]), (3, ["long" * 50_000, '"c'])]

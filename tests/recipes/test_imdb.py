@@ -181,4 +181,4 @@ def test_end_to_end(tmp_path, tiny_bert):
     recipe("imdb", *arguments)  # goes on where it was: nothing is left to do
     assert before == [run.stat().st_mtime_ns for run in sorted((tmp_path / "out" / "runs").iterdir())]
     assert found == json.loads((tmp_path / "out" / "results.json").read_text())
-    assert "another seeds" in recipe("imdb", *arguments, "--seeds", 3, fails=1)
+    assert "another rate" in recipe("imdb", *arguments, "--rate", 1e-4, fails=1)

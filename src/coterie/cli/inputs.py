@@ -220,4 +220,5 @@ def position_limit(model: Any) -> int | None:
     from coterie.hf.positions import learned_positions
 
     table = learned_positions(model)
-    return table.limit if table is not None else getattr(model.config, "max_position_embeddings", None)
+    limit = table.limit if table is not None else getattr(model.config, "max_position_embeddings", None)
+    return limit if limit is not None and limit > 0 else None  # XLNet's config says -1: any number
