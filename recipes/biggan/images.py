@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -35,6 +36,12 @@ class Images(NamedTuple):
     def only(self, rows: slice) -> Images:
         """Some of them."""
         return Images(self.pixels[rows], self.labels[rows], self.names)
+
+    def digest(self) -> str:
+        """A few letters that stand for them: a study does not go on with other images."""
+        seen = hashlib.sha256(self.pixels.numpy().tobytes())
+        seen.update(self.labels.numpy().tobytes())
+        return seen.hexdigest()[:12]
 
     def unlabelled(self) -> Images:
         """All of one class."""

@@ -6,20 +6,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from accelerate import PartialState
 from torch import Tensor, nn
 
 from recipes.biggan.attention import attend_by, blocks
-
-
-def world() -> PartialState:
-    """The processes that were started together. Unless it is told of CPUs first, accelerate sees one process there."""
-    return PartialState(cpu=not torch.accelerator.is_available())
+from recipes.common.processes import processes
 
 
 def average(tensors: list[Tensor]) -> None:
     """Their means over all processes, in place; one message."""
-    count = world().num_processes
+    count = processes().num_processes
     if count == 1 or not tensors:
         return
     flat = torch.cat([each.detach().flatten() for each in tensors])
@@ -44,7 +39,7 @@ def average_statistics(model: nn.Module) -> None:
 def same_mechanisms(model: nn.Module) -> None:
     """The first process decides how many rounds everybody takes."""
     chosen: list[Any] = [str(block.mechanism) for block in blocks(model)]
-    if world().num_processes == 1 or not chosen:
+    if processes().num_processes == 1 or not chosen:
         return
     dist.broadcast_object_list(chosen)
     for block, mechanism in zip(blocks(model), chosen, strict=True):

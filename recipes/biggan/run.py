@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from accelerate import PartialState
 from torch import nn
 
 import coterie
@@ -22,13 +21,13 @@ from recipes.biggan.config import Config
 from recipes.biggan.images import Images
 from recipes.biggan.inception import Inception, fid_and_kid
 from recipes.biggan.pretrained import save_pretrained
-from recipes.biggan.processes import world
 from recipes.biggan.rates import TTUR
 from recipes.biggan.sampling import sample
 from recipes.biggan.training import Settings, Training, part_size
 from recipes.common import command
 from recipes.common.models import out_folder, slug
 from recipes.common.precision import in_bf16
+from recipes.common.processes import processes
 from recipes.common.progress import Bar, bar
 from recipes.common.results import finish
 from recipes.common.study import Result, Study
@@ -88,7 +87,7 @@ class Comparison:
 
     def keep(self, training: Training, name: str, mechanism: str, judged: dict[str, Any]) -> None:
         """The generator in a folder of its own, and all in the form of BigGAN-PyTorch."""
-        if not PartialState().is_main_process:
+        if not processes().is_main_process:
             return
         about = {**training.settings.to_dict(), "seed": training.seed, **judged}
         folder = self.study.folder / "models" / name
@@ -135,13 +134,13 @@ def features_of(study: Study, train: Images, steps: int, shown: Bar) -> quality.
     """The network that images are judged by: trained once in a study."""
     file = study.folder / "features.pt"
     missing = not file.exists()
-    PartialState().wait_for_everyone()  # nobody writes it before all have looked
+    processes().wait_for_everyone()  # nobody writes it before all have looked
     if missing:
         shown.begin("a network to judge by", steps)
         made = quality.train(train, steps, tick=shown.tick)
-        if PartialState().is_main_process:
+        if processes().is_main_process:
             weights.write(file, made.state_dict())
-        PartialState().wait_for_everyone()
+        processes().wait_for_everyone()
     network = quality.Features()
     weights.fill(network, weights.read_state(file), file)
     return network.eval().requires_grad_(False)
@@ -217,7 +216,7 @@ def main(
     each = {name: settings_of(base, name) for name in mechanisms}
     if max_error is not None and all(one.max_error is None for one in each.values()):
         raise UserError("--max-error adapts the rounds of SMYRF, and no --mechanism is one of fixed rounds.")
-    part_size(base, world().num_processes)
+    part_size(base, processes().num_processes)
     shapes = Config(
         resolution=resolution,
         ch=ch,
@@ -239,12 +238,13 @@ def main(
             "recipe": "biggan",
             "data": None if data is None else str(data),
             "images": len(found),
+            "data digest": found.digest(),
             "tests": tests,
             "mechanisms": mechanisms,
             "seeds": seeds,
             "config": config.to_dict(),
             "training": base.to_dict(),
-            "processes": PartialState().num_processes,
+            "processes": processes().num_processes,
         }
         study = Study.open(out_folder(out, f"biggan-{resolution}", quick), settings, fresh=fresh)
         features = features_of(study, train, 20 if quick else 600, shown)

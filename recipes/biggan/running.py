@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import PartialState
 
 from coterie.cli.console import err
 from coterie.files import write_json
@@ -16,6 +15,7 @@ from recipes.biggan import collapse, sheets, weights
 from recipes.biggan.images import Images
 from recipes.biggan.sampling import draw_y, draw_z, generate
 from recipes.biggan.training import Training
+from recipes.common.processes import processes
 from recipes.common.progress import Bar
 from recipes.common.results import plot
 from recipes.common.study import Result
@@ -45,7 +45,7 @@ class Looking:
         warned = collapse.warning(training.step, variety) if training.step else None
         if warned is not None:
             self.warnings.append(warned)
-        if not PartialState().is_main_process:
+        if not processes().is_main_process:
             return
         if warned is not None and len(self.warnings) == 1:
             err.print(f"[yellow]warning:[/] {warned}", highlight=False)
@@ -60,7 +60,7 @@ class Looking:
 
     def film(self) -> None:
         """The first row of each sheet, one below the other."""
-        if PartialState().is_main_process:
+        if processes().is_main_process:
             sheets.strip(self.folder / "film.png", sorted(self.folder.glob("step-*.png")), _COLUMNS)
 
     def _draw(self, losses: Any, scores: Any) -> None:
@@ -98,7 +98,7 @@ def train(training: Training, work: Path, pictures: Path, bar: Bar) -> Result:
         bar.tick()
         if training.step % every == 0 or training.step == steps:
             looking.look()
-            if PartialState().is_main_process:
+            if processes().is_main_process:
                 stored = {"training": training.state(), "variety": looking.variety, "warnings": looking.warnings}
                 weights.write(file, stored)
     looking.film()
@@ -113,7 +113,7 @@ def train(training: Training, work: Path, pictures: Path, bar: Bar) -> Result:
 
 def _tensorboard(folder: Path) -> Any:
     """A writer, if TensorBoard is installed."""
-    if not PartialState().is_main_process:
+    if not processes().is_main_process:
         return None
     try:
         from torch.utils.tensorboard import SummaryWriter

@@ -18,9 +18,10 @@ from recipes.biggan.discriminator import Discriminator, d_loss, g_loss
 from recipes.biggan.draws import Order, begin_step
 from recipes.biggan.generator import Generator
 from recipes.biggan.images import Images
-from recipes.biggan.processes import average_gradients, average_statistics, same_mechanisms, world
+from recipes.biggan.processes import average_gradients, average_statistics, same_mechanisms
 from recipes.biggan.rates import BETAS, EPS, TTUR, Rates
 from recipes.common.precision import autocast
+from recipes.common.processes import processes
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class Training:
 
     def __init__(self, config: Config, settings: Settings, images: Images, seed: int) -> None:
         self.config, self.settings, self.images, self.seed = config, settings, images, seed
-        all_of_us = world()
+        all_of_us = processes()
         self.device = all_of_us.device
         self.processes, self.process = all_of_us.num_processes, all_of_us.process_index
         self.part = part_size(settings, self.processes)

@@ -17,6 +17,7 @@ def test_a_folder_of_one_class(folder):
     found = images.load(folder, 32)
     assert (len(found), found.names) == (24, ["image"])
     assert np.array_equal(found.pixels[5].permute(1, 2, 0), discs(24)[5])
+    assert found.digest() == images.load(folder, 32).digest() != found.only(slice(1, None)).digest()
     x, y = found.at(torch.tensor([5, 0]))
     assert (float(x.min()) >= -1, float(x.max()) <= 1, y.tolist()) == (True, True, [0, 0])
     np.testing.assert_allclose((x[0] + 1) * 127.5, found.pixels[5], atol=1e-4)
