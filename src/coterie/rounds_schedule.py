@@ -14,7 +14,6 @@ from torch import nn
 from coterie import observe
 from coterie.checks import expect, expect_int, expect_type
 from coterie.mechanisms import Mechanism, Smyrf
-from coterie.nn import MultiheadAttention
 from coterie.observe import Seen
 from coterie.plan import Plan
 from coterie.planning.round_errors import RoundErrors, rounds_needed
@@ -42,8 +41,9 @@ class RoundsSchedule:
     of which none was seen when the next look is due is named by a warning.
 
     Args:
-        model: with `coterie.nn.MultiheadAttention` modules inside; those with a `Smyrf` of a fixed number of rounds
-            are scheduled, and start with what they have.
+        model: with modules inside that have a `mechanism` and call `coterie.attention` by it, as
+            `coterie.nn.MultiheadAttention` does; those with a `Smyrf` of a fixed number of rounds are scheduled, and
+            start with what they have.
         max_error: the bound.
         every: steps between two looks.
         max_rounds: the most that a module takes.
@@ -78,9 +78,9 @@ class RoundsSchedule:
         self._modules = {
             name: module
             for name, module in model.named_modules()
-            if isinstance(module, MultiheadAttention) and isinstance(module.mechanism, Smyrf)
+            if isinstance(getattr(module, "mechanism", None), Smyrf)
         }
-        wanted = "a model with coterie.nn.MultiheadAttention whose mechanism is a Smyrf of a fixed number of rounds"
+        wanted = "a model with modules whose mechanism is a Smyrf of a fixed number of rounds"
         expect(bool(self._modules), "model", wanted, type(model).__name__)
         for module in self._modules.values():
             expect(_smyrf(module).rounds != "auto", "model", wanted, str(module.mechanism))
@@ -99,7 +99,7 @@ class RoundsSchedule:
             needed = rounds_needed(errors, self.max_error)
             rounds = int(needed.rounds)
             module = self._modules[name]
-            module.mechanism = replace(_smyrf(module), rounds=rounds)
+            _give(module, rounds)
             self.log.append(Chosen(self._step, name, rounds, float(errors[rounds - 1])))
         self._found.clear()
         if self._step % self.every == 0:
@@ -108,12 +108,30 @@ class RoundsSchedule:
                 warnings.warn(f"RoundsSchedule: no pass of {missing} in training mode was seen", stacklevel=2)
             self._due = set(self._modules)
 
+    def state_dict(self) -> dict[str, Any]:
+        """What a training that goes on needs, as plain numbers; take it after `step()`."""
+        return {
+            "step": self._step,
+            "due": sorted(self._due),
+            "rounds": {name: _smyrf(module).rounds for name, module in self._modules.items()},
+            "log": [list(chosen) for chosen in self.log],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where another schedule of the same model was; its modules get the rounds they had."""
+        there, here = sorted(state["rounds"]), sorted(self._modules)
+        expect(there == here, "state", f"the rounds of {', '.join(here)}", ", ".join(there))
+        self._step, self._due = state["step"], set(state["due"])
+        self.log = [Chosen(*chosen) for chosen in state["log"]]
+        for name, rounds in state["rounds"].items():
+            _give(self._modules[name], rounds)
+
     def close(self) -> None:
         """Stop looking; modules keep the rounds that they have."""
         while self._hooks:
             self._hooks.pop().remove()
 
-    def _watch(self, name: str, module: MultiheadAttention) -> None:
+    def _watch(self, name: str, module: nn.Module) -> None:
         """While the module runs and is due, its call of `coterie.attention` is looked at, beside any other observer."""
         looking: list[AbstractContextManager[None]] = []
 
@@ -129,7 +147,7 @@ class RoundsSchedule:
         self._hooks.append(module.register_forward_pre_hook(enter))
         self._hooks.append(module.register_forward_hook(leave, always_call=True))
 
-    def _observer(self, name: str, module: MultiheadAttention, other: observe.Observer | None) -> Callable[..., None]:
+    def _observer(self, name: str, module: nn.Module, other: observe.Observer | None) -> Callable[..., None]:
         def look(seen: Seen) -> None:
             if other is not None:
                 other(seen)
@@ -148,7 +166,11 @@ class RoundsSchedule:
         return probe.found[0]
 
 
-def _smyrf(module: MultiheadAttention) -> Smyrf:
+def _give(module: nn.Module, rounds: int) -> None:
+    module.mechanism = replace(_smyrf(module), rounds=rounds)  # type: ignore[assignment]
+
+
+def _smyrf(module: nn.Module) -> Smyrf:
     mechanism = module.mechanism
     expect_type(isinstance(mechanism, Smyrf), "mechanism", "the Smyrf that is scheduled", type(mechanism).__name__)
     assert isinstance(mechanism, Smyrf)

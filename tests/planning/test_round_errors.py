@@ -279,7 +279,7 @@ MISTAKES = {
     "model-dense": (
         lambda: RoundsSchedule(torch.nn.Linear(2, 2), max_error=0.1),
         ValueError,
-        "model: expected a model with coterie.nn.MultiheadAttention whose mechanism is a Smyrf .* got Linear",
+        "model: expected a model with modules whose mechanism is a Smyrf .* got Linear",
     ),
     "model-auto": (
         lambda: RoundsSchedule(encoder("smyrf:rounds=auto,max_error=1"), max_error=0.1),
@@ -378,6 +378,52 @@ def test_looking_changes_nothing_but_rounds():
     with pytest.warns(UserWarning, match="no pass of layers.0.self_attn, layers.1.self_attn in training mode was seen"):
         schedule.step()
     assert len(schedule.log) == 2
+
+
+def test_a_schedule_goes_on_where_another_was():
+    x = torch.randn(1, 90, 24)
+
+    def steps(model, schedule, numbers):
+        for step in numbers:
+            sharpen(model, 0.1 if step < 4 else 30)
+            model(x)
+            schedule.step()
+
+    torch.manual_seed(1)
+    whole, resumed = encoder(), encoder()
+    resumed.load_state_dict(whole.state_dict())
+    settings = {"max_error": 0.8, "every": 3, "max_rounds": 6}
+    undisturbed = RoundsSchedule(whole, **settings)  # type: ignore[arg-type]
+    steps(whole, undisturbed, range(1, 9))
+    first = encoder()
+    first.load_state_dict(whole.state_dict())
+    before = RoundsSchedule(first, **settings)  # type: ignore[arg-type]
+    steps(first, before, range(1, 6))
+    after = RoundsSchedule(resumed, **settings)  # type: ignore[arg-type]
+    after.load_state_dict(json.loads(json.dumps(before.state_dict())))
+    assert rounds_of(resumed) == rounds_of(first)
+    steps(resumed, after, range(6, 9))
+    assert after.log == undisturbed.log
+    assert rounds_of(resumed) == rounds_of(whole)
+    other = RoundsSchedule(encoder(layers=1), max_error=0.8)
+    with pytest.raises(ValueError, match=r"state: expected the rounds of layers\.0\.self_attn, got .*layers\.1"):
+        other.load_state_dict(after.state_dict())
+
+
+def test_any_module_with_a_mechanism_is_scheduled():
+    class Own(torch.nn.Module):
+        mechanism = Smyrf(rounds=2, cluster_size=8)
+
+        def forward(self, x):
+            return coterie.attention(x, x, x, self.mechanism, scale=1.0)
+
+    own = Own()
+    model = torch.nn.Sequential(own)
+    schedule = RoundsSchedule(model, max_error=0.01, max_rounds=5)
+    model(torch.randn(2, 1, 40, 6))
+    schedule.step()
+    assert [(c.module, c.rounds) for c in schedule.log] == [("0", 5)]
+    assert own.mechanism.rounds == 5
 
 
 def test_passes_in_eval_mode_do_not_count_and_errors_leave_no_observer():

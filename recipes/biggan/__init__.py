@@ -1,0 +1,1 @@
+"""SMYRF-BigGAN: a generator of images whose self-attention works at full resolution."""
