@@ -82,7 +82,7 @@ class TorchHost(Host):
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
         found = Found(model)
-        found.check(Chosen(None))
+        found.check(Chosen(Full()))
         self._names = dict.fromkeys(found.names())
         self._swap: Swap | None = None
 

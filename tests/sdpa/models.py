@@ -41,13 +41,16 @@ class Twice(Attention):
 class Inline(Attention):
     """A call inside of a checkpoint that holds no module, between two others."""
 
-    reentrant = False
+    reentrant: bool | None = None  # without a checkpoint
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, N, dim) → (B, N, dim)"""
         q, k, v = self.split(x)
         first = F.scaled_dot_product_attention(q, k, v)
-        second = checkpoint(F.scaled_dot_product_attention, first, k, v, use_reentrant=self.reentrant)
+        if self.reentrant is None:
+            second = F.scaled_dot_product_attention(first, k, v)
+        else:
+            second = checkpoint(F.scaled_dot_product_attention, first, k, v, use_reentrant=self.reentrant)
         third = F.scaled_dot_product_attention(second, k, v)
         return self.out(third.transpose(1, 2).flatten(2))
 

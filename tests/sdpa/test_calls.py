@@ -57,10 +57,10 @@ def test_any_leading_dimensions(query, key, causal):
 @pytest.mark.parametrize("keys", [20, 60])
 def test_causal_starts_top_left_whatever_the_lengths(keys):
     q, k, v = tensors((1, 2, N, 8), (1, 2, keys, 8), (1, 2, keys, 8))
-    got, want = both(q, k, v, LOCAL, is_causal=True)
+    got, _ = both(q, k, v, LOCAL, is_causal=True)
     by_hand = coterie.attention(q, k, v, LOCAL, is_causal=True, causal_offset=0, layer=layer_of(""))
     assert torch.equal(got[0], by_hand)
-    close(both(q, k, v, is_causal=True)[0], want)
+    close(*both(q, k, v, is_causal=True))
 
 
 @pytest.mark.parametrize(
@@ -155,10 +155,9 @@ def test_what_a_mechanism_cannot_do_is_refused_by_the_name_of_the_call():
     start = r"near-far cannot answer the attention call '': "
     with pytest.raises(ValueError, match=start + "attn_mask: expected a key_mask"), coterie.replacing("near-far"):
         SDPA(q, k, v, attn_mask=torch.rand(N, N) < 0.5)
-    clustered = "clustered:clusters=3"
-    with pytest.raises(ValueError, match="call '': is_causal: expected False for 'clustered'"):
-        with coterie.replacing(clustered):
-            SDPA(q, k, v, is_causal=True)
+    refused = pytest.raises(ValueError, match="call '': is_causal: expected False for 'clustered'")
+    with refused, coterie.replacing("clustered:clusters=3"):
+        SDPA(q, k, v, is_causal=True)
 
 
 @pytest.mark.parametrize(
@@ -177,16 +176,11 @@ def test_malformed_calls(inputs, settings, error, message):
         SDPA(*tensors(*inputs), **settings)
 
 
-def test_not_tensors_and_nested_ones():
-    x = torch.randn(1, N, 8)
-    with pytest.raises(TypeError, match="key: expected a tensor, got list"), coterie.replacing("full"):
-        SDPA(x, [1.0], x)
-    with pytest.raises(TypeError, match="attn_mask: expected a tensor, got list"), coterie.replacing("full"):
-        SDPA(x, x, x, attn_mask=[1.0])
+def test_nested_tensors():
     nested = torch.nested.nested_tensor([torch.randn(N, 8), torch.randn(20, 8)], layout=torch.jagged)
-    with pytest.raises(TypeError, match="query: expected a padded tensor, got a nested one"):
-        with coterie.replacing("full"):
-            SDPA(nested, nested, nested)
+    refused = pytest.raises(TypeError, match="query: expected a padded tensor, got a nested one")
+    with refused, coterie.replacing("full"):
+        SDPA(nested, nested, nested)
 
 
 def test_few_queries_and_short_calls_stay_dense():

@@ -88,21 +88,19 @@ def test_names_of_a_model_that_is_given():
         net.blocks[1](x)
         assert torch.equal(other(x), other(x))
     assert replaced.calls == {"blocks.0": "dense", "blocks.1": LOCAL}
-    with pytest.raises(ValueError, match=r"mechanism: expected names among .*'blocks.1'.*, got \['block.1'\]"):
-        with coterie.replacing({"block.1": LOCAL}, model=net):
-            pass
-    with (
-        pytest.raises(TypeError, match="model: expected a torch.nn.Module, got str"),
-        coterie.replacing("full", model="net"),
-    ):
+    refused = pytest.raises(ValueError, match=r"mechanism: expected names among .*'blocks.1'.*, got \['block.1'\]")
+    with refused, coterie.replacing({"block.1": LOCAL}, model=net):
+        pass
+    no_model = pytest.raises(TypeError, match=r"model: expected a torch.nn.Module, got str")
+    with no_model, coterie.replacing("full", model="net"):  # type: ignore[arg-type]
         pass
 
 
 def test_names_that_never_came_are_an_error():
     net = model(Twice)
-    with pytest.raises(ValueError, match=r"mechanism: expected names among \['blocks.0', 'blocks.0#1'\], got \['bl'\]"):
-        with coterie.replacing({"bl": LOCAL}):
-            net(tokens())
+    refused = pytest.raises(ValueError, match=r"expected names among \['blocks.0', 'blocks.0#1'\], got \['bl'\]")
+    with refused, coterie.replacing({"bl": LOCAL}):
+        net(tokens())
     with pytest.raises(ValueError, match="mechanism: expected one of"), coterie.replacing("nope"):
         pass
 
@@ -113,13 +111,11 @@ class HandMadeAttention(nn.Module):
 
 
 def test_a_model_that_never_calls_it():
-    with pytest.raises(RuntimeError, match=r"never calls .*What looks like attention: blocks.0 \(HandMadeAttention\);"):
-        with coterie.replacing("full"):
-            Model(HandMadeAttention())(tokens())
-    with (
-        pytest.raises(RuntimeError, match=r"never calls .*No module looks like attention\."),
-        coterie.replacing("full"),
-    ):
+    refused = pytest.raises(RuntimeError, match=r"never calls .* like attention: blocks.0 \(HandMadeAttention\);")
+    with refused, coterie.replacing("full"):
+        Model(HandMadeAttention())(tokens())
+    refused = pytest.raises(RuntimeError, match=r"never calls .*No module looks like attention\.")
+    with refused, coterie.replacing("full"):
         nn.Linear(2, 2)(torch.randn(3, 2))
     with coterie.replacing("full") as replaced:
         pass
@@ -173,10 +169,10 @@ def test_a_context_that_a_module_opens_names_from_there():
                 return self.blocks[0](x)
 
     net = Opens(Model(Attention().double()))
-    with coterie.replacing("full") as outer, pytest.raises(RuntimeError, match="never calls"):
+    with coterie.replacing("full") as outer:
         net(tokens())
-        assert list(net.replaced.calls) == ["blocks.0"]
-        assert outer.calls == {}
+    assert list(net.replaced.calls) == ["blocks.0"]
+    assert outer.calls == {}, "the inner one has decided"
 
 
 def test_two_threads_at_once():
@@ -210,18 +206,21 @@ def test_two_threads_at_once():
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("inside", [False, True])
-def test_checkpoints_recompute_the_same_mechanisms(reentrant, inside):
+@pytest.mark.parametrize("inside", [False, True], ids=["outside", "inside"])
+@pytest.mark.parametrize("whole", [False, True], ids=["a call", "modules"])
+def test_checkpoints_recompute_the_same_mechanisms(reentrant, inside, whole):
     """Wherever the backward pass is, by the same names and with the same draws; dropout too."""
     chosen = {"blocks.0": SMYRF, "blocks.1": LOCAL, "blocks.1#1": "full", "blocks.2": LOCAL, "blocks.2#2": SMYRF}
     net, x = model(Attention, Twice, Inline), tokens()
     net.blocks[0].settings["dropout_p"] = 0.3
-    net.blocks[2].reentrant = reentrant
     torch.manual_seed(5)
     with coterie.replacing(chosen):
         want = net(x)
-    wanted = gradients(net, x, want)
-    net.reentrant = reentrant
+    wanted = backward(net, x, want)
+    if whole:
+        net.reentrant = reentrant
+    else:
+        net.blocks[2].reentrant = reentrant
     torch.manual_seed(5)
     with coterie.replacing(chosen):
         got = net(x)
@@ -237,7 +236,7 @@ def test_checkpoints_recompute_the_same_mechanisms(reentrant, inside):
 
 def backward(net, x, out):
     """As `gradients`, by `backward()`: reentrant checkpoints know no other."""
-    net.zero_grad()
+    net.zero_grad(set_to_none=True)
     x.grad = None
     torch.manual_seed(9)
     out.backward(torch.randn_like(out))
@@ -247,9 +246,9 @@ def backward(net, x, out):
 def test_weights_are_refused():
     net = nn.MultiheadAttention(16, 2, batch_first=True)
     x = torch.randn(2, 30, 16)
-    with pytest.raises(ValueError, match="need_weights: expected False in '', as clustered attention never forms"):
-        with coterie.replacing("full"):
-            net(x, x, x)
+    refused = pytest.raises(ValueError, match="need_weights: expected False in '', as clustered attention never forms")
+    with refused, coterie.replacing("full"):
+        net(x, x, x)
     want = net(x, x, x)[0]
     with coterie.replacing({"": "dense"}) as replaced:
         assert torch.equal(net(x, x, x)[0], want)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from coterie.functional import MechanismLike, attention
 from coterie.mechanisms import Mechanism, as_mechanism
 from coterie.mechanisms.base import without_resampling
 from coterie.observe import called
+from coterie.sdpa.running import settled
 
 
 class MultiheadAttention(nn.MultiheadAttention):
@@ -161,7 +163,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         if key_mask is not None:
             everyone = torch.ones(q.shape[0], q.shape[2], dtype=torch.bool, device=q.device)
             query_mask = key_mask[:, extra:] if same else everyone
-        with nullcontext() if torch.compiler.is_compiling() else called(self._called):
+        with nullcontext() if torch.compiler.is_compiling() else _apart(self._called):
             out = attention(
                 q,
                 k,
@@ -247,6 +249,13 @@ class MultiheadAttention(nn.MultiheadAttention):
         expect_type(floating or mask.dtype == torch.bool, "attn_mask", "a bool or float dtype", mask.dtype)
         mask = mask[None, None] if mask.ndim == 2 else mask.unflatten(0, (q.shape[0], self.num_heads))
         return F.pad(mask, (extra, 0)) if floating else F.pad(~mask, (extra, 0), value=True)
+
+
+@contextmanager
+def _apart(name: str) -> Iterator[None]:
+    """Inside, attention goes by this name, and what an observer does is no call of the model's."""
+    with called(name), settled():
+        yield
 
 
 def _added(pair_mask: Tensor, bias: Tensor) -> Tensor:

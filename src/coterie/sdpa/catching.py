@@ -102,6 +102,11 @@ def inside(scope: Scope, module: nn.Module, name: str) -> Iterator[Frame]:
 @contextmanager
 def _resumed(moment: Moment) -> Iterator[None]:
     """Inside, everything is under way that was then: what is recomputed is caught as it was, by the same names."""
+    if not all(scope.active for scope in moment.scopes):
+        raise RuntimeError(
+            "coterie.nn.swap was undone between the forward and the backward pass of a checkpoint, which would "
+            "recompute with the model's own attention; undo it after the backward pass"
+        )
     now = RUNNING.frames, RUNNING.scopes, RUNNING.settled
     RUNNING.frames, RUNNING.scopes, RUNNING.settled = [frame.copy() for frame in moment.frames], [], False
     try:
