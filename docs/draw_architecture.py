@@ -33,7 +33,7 @@ LAYERS = [
         Box("hf/", "Hugging Face models"),
         Box("rounds_schedule.py", "rounds in training"),
         Box("checking/", "check_mechanism"),
-        Box("nn.py", "PyTorch modules"),
+        Box("sdpa/, nn/", "any PyTorch model"),
     ],
     [Box("functional.py", "attention(): call → plan → execute", CORE), Box("observe.py", "calls that are watched")],
     [Box("mechanisms/", "one file each: who meets whom", CORE)],

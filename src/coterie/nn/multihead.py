@@ -90,8 +90,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         """The same attention, sharing the module's parameters, with a mechanism; `name` is what observers call it."""
         made = cls.__new__(cls)
         made.__dict__ = copy.copy(module.__dict__)
-        for name in ("_parameters", "_buffers", "_modules"):
-            made.__dict__[name] = copy.copy(module.__dict__[name])
+        for part in ("_parameters", "_buffers", "_modules"):
+            made.__dict__[part] = copy.copy(module.__dict__[part])
         made._adopt(mechanism, layer, name)
         return made
 
