@@ -4,6 +4,7 @@ import copy
 import importlib.util
 import pickle
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -89,8 +90,8 @@ def test_a_choice_by_name_leaves_others_to_what_is_around():
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("whole", [False, True], ids=["a call", "modules"])
 def test_checkpoints_recompute_the_same_mechanisms(reentrant, whole):
-    net, x = model(Attention, Twice, Inline), tokens()
-    found = []
+    net: Any = model(Attention, Twice, Inline)
+    x, found = tokens(), []
     for way in (None, reentrant):
         if whole:
             net.reentrant = way
@@ -135,7 +136,8 @@ def test_undo_where_somebody_has_wrapped_the_forward_since():
     net, x = model(Attention), tokens()
     dense = net(x)
     for first in (True, False):
-        block, calls = net.blocks[0], []
+        block: Any = net.blocks[0]
+        calls: list[int] = []
         swapped = coterie.nn.swap(net, LOCAL) if first else None
         inner = block.forward
 
@@ -160,10 +162,11 @@ def test_an_error_and_an_interrupt_leave_nothing_open():
         def forward(self, x):
             raise self.error
 
-    net, x = Model(Attention().double(), Fails()), tokens()
+    last, x = Fails(), tokens()
+    net = Model(Attention().double(), last)
     with coterie.nn.swap(net, LOCAL):
-        for net.blocks[1].error in (KeyError, KeyboardInterrupt):
-            with pytest.raises(net.blocks[1].error):
+        for last.error in (KeyError, KeyboardInterrupt):
+            with pytest.raises(last.error):
                 net(x)
         assert not coterie.sdpa.running.RUNNING.scopes
         assert not coterie.sdpa.running.RUNNING.frames
@@ -253,7 +256,7 @@ def test_an_adapter_for_a_module_that_nobody_knows(padded):
     with coterie.nn.swap(net, LOCAL) as swapped:
         real = hidden == 0
         mine, their = (y[:, None] for y in (net.attn.one(x), x))
-        settings = {"key_mask": real, "query_mask": real, "guests": ~real, "scale": 1.0}
+        settings: dict[str, Any] = {"key_mask": real, "query_mask": real, "guests": ~real, "scale": 1.0}
         want = net.attn.two(coterie.attention(mine, their, their, LOCAL, **settings)[:, 0])
         close(net(x, hidden), want)
         assert swapped.calls == {"attn": LOCAL}
@@ -264,6 +267,8 @@ def test_fit_inspection_and_observers_see_swapped_modules_by_name():
     register()
 
     class Mixed(Model):
+        odd: nn.Module
+
         def forward(self, x):
             return super().forward(x + self.odd(x)[0])
 
@@ -279,7 +284,7 @@ def test_fit_inspection_and_observers_see_swapped_modules_by_name():
     assert forwards(net) == []
     assert sorted(head_errors(net, batches[0], coterie.as_mechanism(LOCAL))) == names
     assert {each.module for each in spectra(net, batches[0]).heads} == set(names)
-    seen = []
+    seen: list[coterie.Seen] = []
     with coterie.nn.swap(net, LOCAL), coterie.observing(seen.append):
         net(batches[0])
     assert sorted(each.name for each in seen) == names
@@ -369,7 +374,9 @@ def test_adapters_are_checked():
 class BigGanAttention(nn.Module):
     """The block of the BigGAN paper as BigGAN-PyTorch lays it out, under its names, written with loops in mind."""
 
-    pool = True
+    theta: nn.Module
+    phi: nn.Module
+    g: nn.Module
 
     def __init__(self, channels=16):
         super().__init__()
@@ -386,8 +393,10 @@ class BigGanAttention(nn.Module):
 
 
 class UnpooledAttention(BigGanAttention):
+    """The same parts, put together in another way."""
+
     def forward(self, x, y=None):
-        return x
+        return x + self.gamma * self.o(self.g(x) * self.theta(x).mean((1, 2, 3), keepdim=True).softmax(0))
 
 
 def test_biggans_block():
@@ -405,6 +414,8 @@ def test_biggans_block():
     assert 1e-3 < float((clustered - want).detach().norm() / want.detach().norm()) < 1
     found = coterie.fit(net, [x.detach()] * 2, 0.5, candidates=[SMYRF])
     assert list(found.choices) == ["1"]
+    with pytest.raises(ValueError, match=r"written out by hand in 0 \(UnpooledAttention\)"):
+        coterie.nn.swap(nn.Sequential(UnpooledAttention()), "full")
 
 
 def test_biggans_generator_of_the_package():
@@ -412,7 +423,7 @@ def test_biggans_generator_of_the_package():
     from pytorch_pretrained_biggan.model import SelfAttn
 
     torch.manual_seed(0)
-    net = nn.Sequential(SelfAttn(16, 1e-4)).double()
+    net: Any = nn.Sequential(SelfAttn(16, 1e-4)).double()
     x = torch.randn(2, 16, 10, 14, dtype=torch.float64, requires_grad=True)
     with torch.no_grad():
         net[0].gamma.fill_(0.7)

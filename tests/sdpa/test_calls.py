@@ -1,6 +1,7 @@
 """Calls of SDPA inside `replacing`: with Full what SDPA gives, with a mechanism what `coterie.attention` gives."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -122,7 +123,8 @@ def test_a_mechanism_gives_what_attention_gives_by_hand(name):
     mechanism = MECHANISMS[name]
     q, k, v = tensors((2, 2, N, 8), (2, 2, N, 8), (2, 2, N, 8), dtype=torch.float32)
     mask = padding(2, N, [N, 29])
-    settings = {"key_mask": mask, "query_mask": mask, "guests": ~mask, "layer": layer_of(""), "scale": 0.5}
+    settings: dict[str, Any] = {"key_mask": mask, "query_mask": mask, "guests": ~mask}
+    settings |= {"layer": layer_of(""), "scale": 0.5}
     want = coterie.attention(q, k, v, mechanism, **settings)
     for form in (mask[:, None, None], mask[:, None, None].expand(2, 2, N, N), mask[:, None, None].repeat(1, 2, N, 1)):
         with coterie.replacing(mechanism):
@@ -144,7 +146,9 @@ def test_a_triangle_is_causality(float_mask, queries, keys):
     close(*both(q, k, v, attn_mask=mask))
     with coterie.replacing("near-far:near=4") as replaced:
         got = SDPA(q, k, v, attn_mask=mask)
-    masks = {"query_mask": real, "guests": ~real} if queries == keys else {"query_mask": torch.ones(2, queries).bool()}
+    masks: dict[str, Any] = {"query_mask": torch.ones(2, queries).bool()}
+    if queries == keys:
+        masks = {"query_mask": real, "guests": ~real}
     masks |= {"key_mask": real, "is_causal": True, "causal_offset": keys - queries, "layer": layer_of("")}
     assert torch.equal(got, coterie.attention(q, k, v, "near-far:near=4", **masks))
     assert replaced.calls == {"": "near-far:near=4"}

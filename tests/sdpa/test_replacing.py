@@ -1,6 +1,7 @@
 """`replacing` around models: names, nesting, threads, checkpoints, the compiler, and that nothing stays behind."""
 
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -211,7 +212,8 @@ def test_two_threads_at_once():
 def test_checkpoints_recompute_the_same_mechanisms(reentrant, inside, whole):
     """Wherever the backward pass is, by the same names and with the same draws; dropout too."""
     chosen = {"blocks.0": SMYRF, "blocks.1": LOCAL, "blocks.1#1": "full", "blocks.2": LOCAL, "blocks.2#2": SMYRF}
-    net, x = model(Attention, Twice, Inline), tokens()
+    net: Any = model(Attention, Twice, Inline)
+    x = tokens()
     net.blocks[0].settings["dropout_p"] = 0.3
     torch.manual_seed(5)
     with coterie.replacing(chosen):

@@ -78,22 +78,23 @@ def attends_by_hand(module: nn.Module) -> bool:
     """Whether a module looks like attention, has a softmax in its own code, and no SDPA."""
     if type(module).__module__.startswith("torch.") or not looks_like_attention(module):
         return False
-    source = source_of(type(module))
+    source = source_of(module)
     return "softmax" in source.lower() and "scaled_dot_product_attention" not in source
 
 
-@cache
-def source_of(kind: Any) -> str:
+def source_of(module: nn.Module) -> str:
     """What the classes of a module say, torch's own apart; empty where it was written without a file."""
-    found = []
-    for each in kind.__mro__:
-        if each.__module__.startswith(("torch.", "builtins")):
-            continue
-        try:
-            found.append(inspect.getsource(each))
-        except (OSError, TypeError):
-            continue
-    return "\n".join(found)
+    mine = [each for each in type(module).__mro__ if not each.__module__.startswith(("torch.", "builtins"))]
+    return "\n".join(map(source, mine))
+
+
+@cache
+def source(code: Any) -> str:
+    """The code of a class or a function; empty where it was written without a file."""
+    try:
+        return inspect.getsource(code)
+    except (OSError, TypeError):
+        return ""
 
 
 def check_known(unknown: dict[str, nn.Module]) -> None:

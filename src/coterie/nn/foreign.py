@@ -7,13 +7,13 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from coterie.nn.adapters import adapter, source_of
+from coterie.nn.adapters import adapter, source
 
 
 def _is_biggan(module: nn.Module) -> bool:
     """BigGAN-PyTorch's `layers.Attention` and its copies: the names of its parts, and keys that are max-pooled."""
     parts = all(isinstance(getattr(module, name, None), nn.Module) for name in ("theta", "phi", "g", "o"))
-    return parts and isinstance(getattr(module, "gamma", None), Tensor) and "max_pool2d" in source_of(type(module))
+    return parts and isinstance(getattr(module, "gamma", None), Tensor) and "max_pool2d" in source(type(module).forward)
 
 
 @adapter(_is_biggan)

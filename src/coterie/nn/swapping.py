@@ -26,9 +26,9 @@ class Swap:
         calls: what has run so far in calls of SDPA, by the name of the call: a mechanism, or "dense".
     """
 
-    def __init__(self, scope: Scope) -> None:
+    def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
-        self._scope = scope
+        self._scope = Scope(Chosen(None))
         self.replaced: list[str] = []
 
     @property
@@ -79,7 +79,8 @@ def swap(model: nn.Module, mechanism: MechanismLike | Mapping[str, MechanismLike
     expect_type(isinstance(model, nn.Module), "model", "a torch.nn.Module", type(model).__name__)
     found = Found(model)
     found.check(chosen)
-    done = Swap(Scope(chosen))
+    done = Swap()
+    done._scope = Scope(chosen)
     _replace_torchs(done, found, chosen)
     for name, module in found.callers(done.replaced).items():
         caught = Caught(module, name, done._scope, found.adapters.get(name), whole=found.checks_calls(name))
@@ -95,7 +96,8 @@ class Found:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         every = list(model.named_modules(remove_duplicate=False))
-        self.torchs = [(name, m) for name, m in every if isinstance(m, nn.MultiheadAttention) and not _is_ours(m)]
+        torchs = [(name, m) for name, m in every if isinstance(m, nn.MultiheadAttention) and not _is_ours(m)]
+        self.torchs = [(name, module) for name, module in torchs if adapter_of(module) is None]
         self.swapped = [name for name, module in every if _is_ours(module) or is_caught(module)]
         each = dict(model.named_modules())
         mine = {name: module for name, module in each.items() if not _is_torchs(module) and not _is_ours(module)}
@@ -109,8 +111,8 @@ class Found:
         """Modules whose calls are caught; PyTorch's own attention, where it is left, so that its call has its name."""
         if not self.others:
             return {}
-        left = {name: module for name, module in self.torchs if name not in replaced}
-        return {**self.others, **left}
+        left = {id(module): (name, module) for name, module in reversed(self.torchs) if name not in replaced}
+        return {**self.others, **dict(left.values())}
 
     def names(self) -> list[str]:
         """Modules that are replaced, known before the model has run."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -21,12 +22,19 @@ from coterie.sdpa.scope import Chosen, Scope, check_modules
 from coterie.sdpa.shared import Shared
 
 
-class Replaced(Scope):
+@dataclass(frozen=True)
+class Replaced:
     """What `replacing` replaces.
 
     Attributes:
         calls: what has run, by the name of the call: a mechanism, or "dense".
     """
+
+    calls: dict[str, str]
+
+
+class _Context(Scope):
+    """The scope of one `replacing`, which names calls by the modules that run in it."""
 
     def __init__(self, chosen: Chosen, model: nn.Module | None) -> None:
         super().__init__(chosen)
@@ -75,7 +83,7 @@ class Replaced(Scope):
 
 
 def _enter(module: nn.Module, args: Any) -> None:
-    looking = [scope for scope in RUNNING.scopes if isinstance(scope, Replaced)]
+    looking = [scope for scope in RUNNING.scopes if isinstance(scope, _Context)]
     if looking:
         frame = Frame(module)
         RUNNING.frames.append(frame)
@@ -150,11 +158,11 @@ def replacing(
     chosen = Chosen(mechanism)
     if model is not None:
         check_modules(chosen, dict(model.named_modules()))
-    scope = Replaced(chosen, model)
+    scope = _Context(chosen, model)
     depth = len(RUNNING.frames)
     try:
         with opened(scope):
-            yield scope
+            yield Replaced(scope.calls)
     finally:
         del RUNNING.frames[depth:]
     scope.check()
