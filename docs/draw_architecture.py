@@ -33,9 +33,13 @@ LAYERS = [
         Box("hf/", "Hugging Face models"),
         Box("rounds_schedule.py", "rounds in training"),
         Box("checking/", "check_mechanism"),
-        Box("nn.py", "PyTorch modules"),
+        Box("nn/", "modules, swap, adapters"),
     ],
-    [Box("functional.py", "attention(): call → plan → execute", CORE), Box("observe.py", "calls that are watched")],
+    [
+        Box("sdpa/", "calls that any model makes"),
+        Box("functional.py", "attention(): call → plan → execute", CORE),
+        Box("observe.py", "calls that are watched"),
+    ],
     [Box("mechanisms/", "one file each: who meets whom", CORE)],
     [
         Box("planning/", "the costly steps of plans: reference, native", CORE),

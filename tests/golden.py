@@ -160,7 +160,7 @@ def surface() -> dict[str, Any]:
     """Public names with the names, kinds and defaults of their parameters; the schemas of the native ops."""
     named = {name: getattr(coterie, name) for name in coterie.__all__}
     named |= {f"hf.{name}": getattr(coterie.hf, name) for name in coterie.hf.__all__}
-    named |= {f"nn.{name}": each for name, each in vars(coterie.nn).items() if _is_own(name, each, "coterie.nn")}
+    named |= {f"nn.{name}": getattr(coterie.nn, name) for name in coterie.nn.__all__}
     found = {}
     for name, each in named.items():
         if inspect.isclass(each):
@@ -176,10 +176,6 @@ def surface() -> dict[str, Any]:
 
 def _of_coterie(base: type) -> bool:
     return base.__module__.startswith("coterie")
-
-
-def _is_own(name: str, each: object, module: str) -> bool:
-    return not name.startswith("_") and getattr(each, "__module__", "") == module
 
 
 def _signature(each: object) -> str:

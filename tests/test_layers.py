@@ -28,6 +28,7 @@ LAYERS = [
     ["mechanisms"],
     ["observe"],
     ["functional"],
+    ["sdpa"],
     ["nn", "checking"],
     ["rounds_schedule"],
     ["hf"],

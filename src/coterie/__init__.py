@@ -32,6 +32,7 @@ from coterie.mechanisms import (
 from coterie.observe import Seen, observing
 from coterie.plan import Means, Plan, Round
 from coterie.rounds_schedule import RoundsSchedule
+from coterie.sdpa import Replaced, replacing
 
 __all__ = [
     "AtLeast",
@@ -49,6 +50,7 @@ __all__ = [
     "NearFar",
     "Plan",
     "Reformer",
+    "Replaced",
     "Round",
     "RoundsSchedule",
     "Routing",
@@ -68,4 +70,5 @@ __all__ = [
     "nn",
     "observing",
     "register",
+    "replacing",
 ]

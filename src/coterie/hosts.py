@@ -1,4 +1,4 @@
-"""Models whose attention can be chosen: Hugging Face's through `coterie.hf`, PyTorch's own through `coterie.nn`."""
+"""Models whose attention can be chosen: Hugging Face's through `coterie.hf`, all others through `coterie.nn`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from coterie.checks import expect, expect_type
 from coterie.mechanisms import Full
-from coterie.nn import Swap, swap
+from coterie.nn.swapping import Found, Swap, swap
 from coterie.observe import Seen, observing
+from coterie.sdpa.scope import Chosen
 
 DENSE = "dense"
 _NOTES = ("modality", "prompt_length")  # what sentence-transformers writes beside the tokens, for itself
@@ -24,7 +25,6 @@ class Host(ABC):
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        self.current = ""  # the module that is running
 
     @property
     @abstractmethod
@@ -43,10 +43,6 @@ class Host(ABC):
         """The model's own attention, whatever was put before this host came."""
         self.restore()
 
-    @abstractmethod
-    def modules(self) -> dict[str, nn.Module]:
-        """The modules as they are now, by name."""
-
     def check(self, batch: Any) -> None:
         """Refuse a batch that the model cannot be called with."""
         return
@@ -58,9 +54,10 @@ class Host(ABC):
         return self.model(*batch) if isinstance(batch, tuple) else self.model(batch)
 
     def hidden(self, batch: Any) -> Tensor:
-        """The final hidden states, (B, N, dim)."""
+        """The final hidden states, (B, N, dim); an image is one vector."""
         out = self.run(batch)
-        return out if isinstance(out, Tensor) else out[0]
+        found: Tensor = out if isinstance(out, Tensor) else out[0]
+        return found.flatten(1)[:, None] if found.ndim > 3 else found
 
     def put_everywhere(self, mechanism: str) -> None:
         """The same mechanism in every module."""
@@ -68,47 +65,48 @@ class Host(ABC):
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Inside, `current` is the name of the module that runs."""
+        """Inside, `name_of` knows what runs."""
+        yield
 
-        def enter(name: str) -> Any:
-            def hook(module: nn.Module, inputs: Any) -> None:
-                self.current = name
-
-            return hook
-
-        hooks = [module.register_forward_pre_hook(enter(name)) for name, module in self.modules().items()]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
+    @abstractmethod
+    def name_of(self, seen: Seen) -> str:
+        """The attention that is seen, among `names`."""
 
 
 class TorchHost(Host):
-    """A model with torch.nn.MultiheadAttention inside."""
+    """Any other model: torch.nn.MultiheadAttention, modules that an adapter knows, and whoever calls SDPA.
+
+    Calls of SDPA are known by name from when the model has run, with anything or nothing put into it.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
-        self._names = [name for name, module in model.named_modules() if isinstance(module, nn.MultiheadAttention)]
-        expect(
-            bool(self._names), "model", "torch.nn.MultiheadAttention or Hugging Face's attention interface", "neither"
-        )
+        found = Found(model)
+        found.check(Chosen(Full()))
+        self._names = dict.fromkeys(found.names())
         self._swap: Swap | None = None
 
     @property
     def names(self) -> list[str]:
-        return self._names
+        if self._swap is not None:
+            self._names |= dict.fromkeys(self._swap.calls)
+        return list(self._names)
 
-    def modules(self) -> dict[str, nn.Module]:
-        return {name: self.model.get_submodule(name) for name in self._names}
+    def name_of(self, seen: Seen) -> str:
+        return seen.name
 
     def put(self, choices: Mapping[str, str]) -> None:
+        self._put(dict(choices))
+
+    def put_everywhere(self, mechanism: str) -> None:
+        self._put(mechanism)
+
+    def _put(self, mechanism: Any) -> None:
         self.restore()
-        wanted = {name: spec for name, spec in choices.items() if spec != DENSE}
-        if wanted:
-            self._swap = swap(self.model, wanted)
+        self._swap = swap(self.model, mechanism)
 
     def restore(self) -> None:
+        self._names = dict.fromkeys(self.names)
         if self._swap is not None:
             self._swap.undo()
         self._swap = None
@@ -121,6 +119,7 @@ class HfHost(Host):
         import coterie.hf
 
         super().__init__(model)
+        self._current = ""  # the module that is running
         self.hf = coterie.hf
         self._modules = coterie.hf.attention_modules(model)
         stored = getattr(model.config, "coterie", None)  # what `use` has put there, to be put back
@@ -132,8 +131,23 @@ class HfHost(Host):
     def names(self) -> list[str]:
         return list(self._modules)
 
-    def modules(self) -> dict[str, nn.Module]:
-        return self._modules
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        def enter(name: str) -> Any:
+            def hook(module: nn.Module, inputs: Any) -> None:
+                self._current = name
+
+            return hook
+
+        hooks = [module.register_forward_pre_hook(enter(name)) for name, module in self._modules.items()]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def name_of(self, seen: Seen) -> str:
+        return self._current
 
     def put(self, choices: Mapping[str, str]) -> None:
         self.hf.apply(self.model, choices)
@@ -201,9 +215,10 @@ def watch_dense(model: Any, batch: Any, look: Callable[[str, Seen], None]) -> tu
 
     def observer(seen: Seen) -> None:
         full = isinstance(seen.mechanism, Full) or seen.mechanism == "full"
-        if full and host.current not in done:
-            done.add(host.current)
-            look(host.current, seen)
+        name = host.name_of(seen)
+        if full and name not in done:
+            done.add(name)
+            look(name, seen)
 
     host.put_everywhere("full")
     try:

@@ -25,11 +25,13 @@ class Seen:
         call: the call, checked: its masks split and joined, its defaults filled in.
         mechanism: what it was called with.
         settings: its other arguments, as they came; `attend` passes them on.
+        name: of the call, in a model that `coterie.nn.swap` or `coterie.replacing` has changed; elsewhere it is empty.
     """
 
     call: Call
     mechanism: Any
     settings: dict[str, Any]
+    name: str = ""
 
     @property
     def q(self) -> Tensor:
@@ -62,6 +64,7 @@ class Seen:
 
 Observer = Callable[[Seen], None]
 _observer: ContextVar[Observer | None] = ContextVar("coterie_observer", default=None)
+_name: ContextVar[str] = ContextVar("coterie_call_name", default="")
 
 
 @contextmanager
@@ -85,3 +88,18 @@ def observing(observer: Observer | None) -> Iterator[None]:
 def current() -> Observer | None:
     """Who is looking."""
     return _observer.get()
+
+
+@contextmanager
+def called(name: str) -> Iterator[None]:
+    """Inside, a call of `coterie.attention` goes by this name."""
+    token = _name.set(name)
+    try:
+        yield
+    finally:
+        _name.reset(token)
+
+
+def name() -> str:
+    """What the call that runs is called."""
+    return _name.get()

@@ -263,7 +263,7 @@ def spectra(
         if tell is not None:
             tell(name)
         done.append(name)
-        count("spectra", len(done), total)
+        count("spectra", len(done), max(total, len(done)))
 
     with bars as count:
         skipped = watch_dense(model, batch, look)

@@ -56,7 +56,7 @@ def fit(
     nothing pays, it is dense, and says so. The model is left as it was: `Fit.apply` changes it.
 
     Args:
-        model: on Hugging Face's attention interface, or with torch.nn.MultiheadAttention inside.
+        model: on Hugging Face's attention interface; or any that `coterie.nn.swap` takes.
         batches: dicts for a Hugging Face model; tensors or tuples of arguments for others. All lengths count: the
             fidelity must hold for each, and times are added up.
         fidelity: in (0, 1].

@@ -132,7 +132,7 @@ def real_tokens(batch: Any, decoder: bool = False) -> Tensor | None:
 
 
 def length_of(batch: Any) -> int:
-    """Tokens in each sequence of a batch: the second dimension of its input."""
+    """Tokens in each sequence of a batch: the second dimension of its input, or the pixels of images (B, C, H, W)."""
     if isinstance(batch, Mapping):
         named = [batch[name] for name in ("input_ids", "inputs_embeds") if isinstance(batch.get(name), Tensor)]
         first = next(iter([*named, *batch.values()]), None)
@@ -141,7 +141,7 @@ def length_of(batch: Any) -> int:
     fits = isinstance(first, Tensor) and first.ndim >= 2
     expect(fits, "batches", "inputs of two or more dimensions, (batch, length, …)", type(first).__name__)
     assert isinstance(first, Tensor)
-    return int(first.shape[1])
+    return int(first.shape[1]) if first.ndim < 4 else math.prod(first.shape[2:])
 
 
 def _speaks(host: Host) -> bool:

@@ -128,7 +128,7 @@ def _watch(task: Task) -> Profile:
                 break
 
             def observer(seen: Seen, index: int = index) -> None:
-                _try(found, task.host.current, index, seen, task.candidates, tick)
+                _try(found, task.host.name_of(seen), index, seen, task.candidates, tick)
 
             with observing(observer):
                 task.host.run(batch)

@@ -13,12 +13,11 @@ from transformers.masking_utils import AttentionMaskInterface
 from coterie.functional import attention
 from coterie.hf import choice, turn
 from coterie.hf.masks import Rules, coterie_mask
-from coterie.hf.samples import BySample
-from coterie.mechanisms import AtLeast, Full, Mechanism
+from coterie.mechanisms import Mechanism
+from coterie.mechanisms.by_sample import where_it_pays
 
 NAME = "coterie"
 HIDDEN = -9_000.0  # what a float mask hides; some models write −10,000 for −inf, which is −9,984 in bfloat16
-FEW_QUERIES = 16  # so few queries, as in decoding, are answered densely: there is nothing to group
 
 # What models pass along that changes nothing here.
 _HARMLESS = {
@@ -117,19 +116,8 @@ def _runs(mechanism: Mechanism | None, who: Who, rules: Rules | None) -> Mechani
     """What runs, None for dense attention. A sample counts its own tokens, so that its padding does not matter."""
     if mechanism is None:
         return None
-    length, inner = (mechanism.length, mechanism.inner) if isinstance(mechanism, AtLeast) else (0, mechanism)
     window, causal = (0, False) if rules is None else (rules.window, rules.causal)
-    mixed = BySample(inner, length, FEW_QUERIES, window)
-    if mixed.too_small(who.queries.shape[1], who.keys.shape[1]):
-        return None
-    if torch.compiler.is_compiling():
-        return mixed
-    windowed, dense = mixed.windowed(who.keys, causal), mixed.dense(who.queries, who.keys)
-    if bool(windowed.all()) or (bool(windowed.any()) and isinstance(inner, Full)):  # which is the same, guests included
-        return mixed.local(causal)
-    if bool((dense & ~windowed).all()):
-        return None
-    return mixed if bool((windowed | dense).any()) else inner
+    return where_it_pays(mechanism, who.queries, who.keys, window, causal)
 
 
 def _refuse(module: nn.Module, rest: dict[str, Any]) -> None:

@@ -204,6 +204,13 @@ def plan_call(mechanism: Mechanism, call: Call) -> Plan:
     return mechanism._plan(call)
 
 
+def without_resampling(mechanism: Mechanism) -> Mechanism:
+    """The mechanism with the draws of its seed, as in eval, where fresh ones at every call are not wanted."""
+    if not getattr(mechanism, "resample", False):
+        return mechanism
+    return as_mechanism({**mechanism.to_dict(), "resample": False})
+
+
 def register(name: str) -> Callable[[_Class], _Class]:
     """Class decorator: let strings, JSON and `list_mechanisms` know a mechanism by this name."""
     plain = isinstance(name, str) and name and name == name.lower() and not set(name) & set(":,=@ ")

@@ -91,7 +91,8 @@ def test_parts_of_a_batch_give_the_discriminators_gradient_of_the_whole(images, 
         training._d_step(0)
         found.append({name: p.grad for name, p in training.d.named_parameters()})
     for name, grad in found[0].items():
-        torch.testing.assert_close(grad, found[1][name], atol=1e-6, rtol=1e-4, msg=name)
+        apart = float((grad - found[1][name]).norm())  # sums in another order: single entries may nearly cancel
+        assert apart <= 1e-4 * float(grad.norm()) + 1e-8, name
 
 
 def test_rates_and_what_both_sources_say():

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -15,6 +15,9 @@ from coterie.call import readable
 from coterie.checks import expect, expect_int, expect_type
 from coterie.functional import MechanismLike, attention
 from coterie.mechanisms import Mechanism, as_mechanism
+from coterie.mechanisms.base import without_resampling
+from coterie.observe import called
+from coterie.sdpa.running import settled
 
 
 class MultiheadAttention(nn.MultiheadAttention):
@@ -72,21 +75,24 @@ class MultiheadAttention(nn.MultiheadAttention):
         )
         self._adopt(mechanism, layer)
 
-    def _adopt(self, mechanism: MechanismLike, layer: int) -> None:
+    def _adopt(self, mechanism: MechanismLike, layer: int, name: str = "") -> None:
         expect_int("layer", layer, at_least=0, at_most=2**24 - 1)
         self.mechanism = as_mechanism(mechanism)
         self.layer = layer
+        self._called = name  # where it sits in a model, for whoever is observing
         # PyTorch's encoder layers look at this before they take the fast path that goes around self_attn.forward.
         self._qkv_same_embed_dim = False
 
     @classmethod
-    def from_torch(cls, module: nn.MultiheadAttention, mechanism: MechanismLike, layer: int = 0) -> MultiheadAttention:
-        """The same attention, sharing the module's parameters, with a mechanism."""
+    def from_torch(
+        cls, module: nn.MultiheadAttention, mechanism: MechanismLike, layer: int = 0, name: str = ""
+    ) -> MultiheadAttention:
+        """The same attention, sharing the module's parameters, with a mechanism; `name` is what observers call it."""
         made = cls.__new__(cls)
         made.__dict__ = copy.copy(module.__dict__)
-        for name in ("_parameters", "_buffers", "_modules"):
-            made.__dict__[name] = copy.copy(module.__dict__[name])
-        made._adopt(mechanism, layer)
+        for part in ("_parameters", "_buffers", "_modules"):
+            made.__dict__[part] = copy.copy(module.__dict__[part])
+        made._adopt(mechanism, layer, name)
         return made
 
     def _reset_parameters(self) -> None:
@@ -157,19 +163,20 @@ class MultiheadAttention(nn.MultiheadAttention):
         if key_mask is not None:
             everyone = torch.ones(q.shape[0], q.shape[2], dtype=torch.bool, device=q.device)
             query_mask = key_mask[:, extra:] if same else everyone
-        out = attention(
-            q,
-            k,
-            v,
-            self._current_mechanism(),
-            attn_mask=pair_mask,
-            key_mask=key_mask,
-            query_mask=query_mask,
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=is_causal,
-            causal_offset=extra if is_causal else None,
-            layer=self.layer,
-        )
+        with nullcontext() if torch.compiler.is_compiling() else _apart(self._called):
+            out = attention(
+                q,
+                k,
+                v,
+                self._current_mechanism(),
+                attn_mask=pair_mask,
+                key_mask=key_mask,
+                query_mask=query_mask,
+                dropout_p=self.dropout if self.training else 0.0,
+                is_causal=is_causal,
+                causal_offset=extra if is_causal else None,
+                layer=self.layer,
+            )
         out = self.out_proj(out.transpose(1, 2).flatten(2))
         if not batched:
             return out[0], None
@@ -197,9 +204,7 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     def _current_mechanism(self) -> Mechanism:
         """The mechanism, with fresh hashes at every step in training only."""
-        if self.training or not getattr(self.mechanism, "resample", False):
-            return self.mechanism
-        return as_mechanism({**self.mechanism.to_dict(), "resample": False})
+        return self.mechanism if self.training else without_resampling(self.mechanism)
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
@@ -246,6 +251,13 @@ class MultiheadAttention(nn.MultiheadAttention):
         return F.pad(mask, (extra, 0)) if floating else F.pad(~mask, (extra, 0), value=True)
 
 
+@contextmanager
+def _apart(name: str) -> Iterator[None]:
+    """Inside, attention goes by this name, and what an observer does is no call of the model's."""
+    with called(name), settled():
+        yield
+
+
 def _added(pair_mask: Tensor, bias: Tensor) -> Tensor:
     if pair_mask.dtype == torch.bool:
         pair_mask = torch.zeros_like(pair_mask, dtype=bias.dtype).masked_fill(~pair_mask, float("-inf"))
@@ -265,97 +277,3 @@ class TransformerEncoderLayer(nn.TransformerEncoderLayer):
     def __init__(self, *args: Any, mechanism: MechanismLike, layer: int = 0, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.self_attn = MultiheadAttention.from_torch(self.self_attn, mechanism, layer)
-
-
-class Swap:
-    """What `swap` changed; `undo()` puts it back. Also a context manager."""
-
-    def __init__(self) -> None:
-        self._undo: list[Callable[[], None]] = []
-        self.replaced: list[str] = []
-
-    def undo(self) -> None:
-        """Put PyTorch's own attention back, with the parameters as they are now."""
-        while self._undo:
-            self._undo.pop()()
-
-    def __enter__(self) -> Swap:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.undo()
-
-
-def swap(model: nn.Module, mechanism: MechanismLike | Mapping[str, MechanismLike]) -> Swap:
-    """Replace every `torch.nn.MultiheadAttention` inside a model, in place, sharing its parameters.
-
-    Layers are numbered in the order of `model.named_modules()`. It holds in `eval()` under `no_grad` too: PyTorch's
-    fast paths, which would go around a replaced `self_attn`, are kept shut.
-
-    Args:
-        model: any model that contains (but is not itself) torch.nn.MultiheadAttention.
-        mechanism: who meets whom; or a dict from the names of modules to that, and others keep what they have.
-
-    Returns:
-        A `Swap`, whose `replaced` lists the modules by name and whose `undo()` restores them.
-
-    Example:
-        >>> import coterie, torch
-        >>> layer = torch.nn.TransformerEncoderLayer(64, 4, batch_first=True)
-        >>> model = torch.nn.TransformerEncoder(layer, num_layers=2)
-        >>> swapped = coterie.nn.swap(model, "smyrf:cluster_size=32")
-        >>> swapped.replaced
-        ['layers.0.self_attn', 'layers.1.self_attn']
-        >>> swapped.undo()
-    """
-    chosen: Mechanism | dict[str, Mechanism]
-    if isinstance(mechanism, Mapping) and "mechanism" not in mechanism:
-        chosen = {name: as_mechanism(each) for name, each in mechanism.items()}
-    else:
-        chosen = as_mechanism(mechanism)
-    expect_type(isinstance(model, nn.Module), "model", "a torch.nn.Module", type(model).__name__)
-    found = [
-        (name, module)
-        for name, module in model.named_modules(remove_duplicate=False)
-        if isinstance(module, nn.MultiheadAttention) and not isinstance(module, MultiheadAttention)
-    ]
-    wanted = "a model that contains torch.nn.MultiheadAttention"
-    if not found and any(isinstance(module, MultiheadAttention) for module in model.modules()):
-        raise ValueError(f"model: expected {wanted}, got one that is already swapped; undo() that first")
-    expect(bool(found) and all(name for name, _ in found), "model", wanted, type(model).__name__)
-    if isinstance(chosen, dict):
-        unknown = sorted(set(chosen) - {name for name, _ in found})
-        expect(not unknown, "mechanism", f"names among {[name for name, _ in found]}", unknown)
-    done = Swap()
-    made: dict[int, MultiheadAttention] = {}
-    numbers: dict[int, int] = {}
-    for name, module in found:
-        layer = numbers.setdefault(id(module), len(numbers))
-        mine = chosen.get(name) if isinstance(chosen, dict) else chosen
-        if mine is None:
-            continue
-        ours = made.setdefault(id(module), MultiheadAttention.from_torch(module, mine, layer=layer))
-        parent_name, _, leaf = name.rpartition(".")
-        _set_module(done, model.get_submodule(parent_name), leaf, module, ours)
-        done.replaced.append(name)
-    for encoder in model.modules():
-        if isinstance(encoder, nn.TransformerEncoder) and encoder.use_nested_tensor:
-            encoder.use_nested_tensor = False
-            done._undo.append(partial(setattr, encoder, "use_nested_tensor", True))
-    return done
-
-
-def _set_module(
-    done: Swap, parent: nn.Module, leaf: str, theirs: nn.MultiheadAttention, ours: MultiheadAttention
-) -> None:
-    def restore() -> None:
-        theirs.train(ours.training)
-        theirs._parameters.update(ours._parameters)
-        theirs._modules.update(ours._modules)
-        parent._modules[leaf] = theirs
-
-    parent._modules[leaf] = ours
-    done._undo.append(restore)
-
-
-__all__ = ["MultiheadAttention", "Swap", "TransformerEncoderLayer", "swap"]

@@ -8,10 +8,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from coterie.mechanisms import Full, Local, Mechanism, Tokens
-from coterie.mechanisms.at_least import Around, long_enough
+from coterie.mechanisms.at_least import Around, AtLeast, long_enough
+from coterie.mechanisms.base import Mechanism
+from coterie.mechanisms.full import Full
+from coterie.mechanisms.local import Local
 from coterie.plan import Plan
 from coterie.plan.mixing import by_sample
+from coterie.planning.tokens import Tokens
+
+FEW_QUERIES = 16  # so few queries, as in decoding, are answered densely: there is nothing to group
 
 
 @dataclass(frozen=True)
@@ -66,3 +71,31 @@ class BySample(Around):
 
     def __str__(self) -> str:
         return str(self.inner)
+
+
+def where_it_pays(
+    mechanism: Mechanism, queries: Tensor, keys: Tensor, window: int = 0, causal: bool = False
+) -> Mechanism | None:
+    """What runs inside a model where a mechanism was chosen; None is PyTorch's own dense attention.
+
+    Samples with fewer real keys than the mechanism asks for ("@1024"), or at most `FEW_QUERIES` real queries, stay
+    dense. A sample counts its own tokens, so that its padding does not matter.
+
+    Args:
+        mechanism: the one that was chosen.
+        queries, keys: (B, Nq), (B, Nk) bool, True for real tokens.
+        window: of the layer itself; 0 is none.
+        causal: whether the window, like all of the layer, looks back alone.
+    """
+    length, inner = (mechanism.length, mechanism.inner) if isinstance(mechanism, AtLeast) else (0, mechanism)
+    mixed = BySample(inner, length, FEW_QUERIES, window)
+    if mixed.too_small(queries.shape[1], keys.shape[1]):
+        return None
+    if torch.compiler.is_compiling():
+        return mixed
+    windowed, dense = mixed.windowed(keys, causal), mixed.dense(queries, keys)
+    if bool(windowed.all()) or (bool(windowed.any()) and isinstance(inner, Full)):  # which is the same, guests included
+        return mixed.local(causal)
+    if bool((dense & ~windowed).all()):
+        return None
+    return mixed if bool((windowed | dense).any()) else inner
