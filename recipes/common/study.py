@@ -22,7 +22,7 @@ from recipes.common.processes import processes
 
 Result = dict[str, Any]
 _SETTINGS = "settings.json"
-_FREE = "seeds"  # may be another when a study goes on: runs of different seeds know nothing of each other
+_DIGEST = "data digest"
 _LOCKS: dict[Path, FileLock] = {}  # held until this process ends
 _FULL = 2**20  # bytes: a disk with fewer is full
 
@@ -119,7 +119,7 @@ def _enter(folder: Path, settings: Result, fresh: bool) -> None:
         write_json(file, settings)
         return
     _lock(folder)
-    for key in sorted((settings.keys() | found.keys()) - {_FREE}):
+    for key in sorted((settings.keys() | found.keys()) - _free(settings)):
         if settings.get(key) != found.get(key):
             raise UserError(
                 f"{folder} holds a study with another {key} ({found.get(key)!r} instead of {settings.get(key)!r}): "
@@ -127,6 +127,12 @@ def _enter(folder: Path, settings: Result, fresh: bool) -> None:
             )
     if found != settings:
         write_json(file, settings)
+
+
+def _free(settings: Result) -> set[str]:
+    """What may be another when a study goes on: runs of different seeds know nothing of each other, and data that are
+    the same may lie elsewhere."""
+    return {"seeds", "data"} if _DIGEST in settings else {"seeds"}
 
 
 def _settings(folder: Path) -> Result | None:

@@ -59,6 +59,16 @@ def test_a_study_goes_on_with_more_seeds(tmp_path):
     assert stored(tmp_path) == {"recipe": "pie", "rate": 1, "seeds": 3, "versions": versions()}
 
 
+def test_data_may_lie_elsewhere_if_they_are_the_same(tmp_path):
+    Study.open(tmp_path, {"recipe": "pie", "data": "here", "data digest": "abc"})
+    Study.open(tmp_path, {"recipe": "pie", "data": "there", "data digest": "abc"})
+    with pytest.raises(UserError, match=r"another data digest \('abc' instead of 'def'\)"):
+        Study.open(tmp_path, {"recipe": "pie", "data": "there", "data digest": "def"})
+    Study.open(tmp_path / "more", {"recipe": "pie", "data": "here"})
+    with pytest.raises(UserError, match=r"another data \('here' instead of 'there'\)"):
+        Study.open(tmp_path / "more", {"recipe": "pie", "data": "there"})
+
+
 def test_fresh_removes_a_study_and_nothing_else(tmp_path):
     study = Study.open(tmp_path / "study", {"recipe": "pie", "rate": 1})
     study.run("one", lambda _: {"score": 1})
