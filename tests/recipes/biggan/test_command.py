@@ -1,6 +1,7 @@
 """The commands: a study, killed and not; images from what it kept; conversion; costs."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -60,7 +61,9 @@ def test_killed_half_way_it_ends_with_the_same_numbers(folder, tmp_path):
     arguments = settings(folder, tmp_path / "killed", "--steps", 6, "--max-error", 0.5, "--look", 2)
     line = [sys.executable, "-m", "recipes.biggan", *map(str, arguments)]
     checkpoint = tmp_path / "killed" / "work" / "smyrf-rounds-1-cluster_size-128-resample-true-0" / "training.pt"
-    process = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    # Convolutions sum in another order on another number of threads.
+    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    process = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
     try:
         while process.poll() is None and not checkpoint.exists():
             time.sleep(0.005)
