@@ -11,6 +11,7 @@ import sys
 import time
 
 import pytest
+import torch
 from datasets import Dataset
 from recipes.common.reading import read_tabs, similarity
 from recipes.common.scores import accuracy, f1, mcc, pearson, spearman
@@ -199,7 +200,8 @@ def test_killed_half_way_it_ends_with_the_same_numbers(glue, tiny_bert, tmp_path
     kills = 0
     for folder in ("dense-0", "smyrf-rounds-1-cluster_size-4-resample-true-0"):
         work = tmp_path / "killed" / "work" / folder
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ})
+        environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
         try:
             while process.poll() is None:
                 if len(list(work.glob("checkpoint-*/complete"))) >= 2:
