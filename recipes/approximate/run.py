@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from coterie.cli.inputs import UserError
+from coterie.cli.inputs import UserError, parse_numbers
 from recipes.approximate import shown as showing
 from recipes.approximate import sweep
 from recipes.approximate.kept import dense, kept
 from recipes.approximate.tasks import TASKS, tuning
-from recipes.approximate.templates import Point, numbers, points_of
+from recipes.approximate.templates import Point, points_of
 from recipes.approximate.words import words
 from recipes.common import command
 from recipes.common.models import out_folder
@@ -63,7 +63,9 @@ def main(
 
     Every mechanism runs with every number of clusters on the same test examples as dense attention.
     """
-    points = points_of(mechanism or TEMPLATES, numbers(clusters or (_QUICK_CLUSTERS if quick else CLUSTERS)))
+    points = points_of(
+        mechanism or TEMPLATES, parse_numbers("--clusters", clusters or (_QUICK_CLUSTERS if quick else CLUSTERS))
+    )
     asked = {"epochs": epochs, "batch": batch, "rate": rate, "length": length, "examples": examples, "tests": tests}
     if quick:
         asked |= {key: min(asked[key] or most, most) for key, most in _QUICK_SETTINGS.items()}

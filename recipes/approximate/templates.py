@@ -18,21 +18,6 @@ class Point(NamedTuple):
     mechanism: str
 
 
-def numbers(text: str) -> list[int]:
-    """What --clusters says, ascending, each once.
-
-    >>> numbers("25, 5,25")
-    [5, 25]
-    """
-    try:
-        found = sorted({int(part) for part in text.split(",")})
-    except ValueError as error:
-        raise UserError(f"--clusters {text}: expected numbers with commas between them, such as 5,25,100.") from error
-    if found[0] < 1:
-        raise UserError(f"--clusters {text}: expected numbers of at least 1.")
-    return found
-
-
 def points_of(templates: list[str], clusters: list[int]) -> list[Point]:
     """Each template with each number of clusters.
 

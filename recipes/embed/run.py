@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 import coterie
-from coterie.cli.inputs import Loaded, UserError, encode, parse_lengths
+from coterie.cli.inputs import Loaded, UserError, encode, parse_numbers
 from coterie.cli.inputs import cut as cut_batches
 from coterie.hf.wrapped import model_inside
 from recipes.common import command
@@ -53,7 +53,7 @@ def main(
     """Embed long documents densely, with mechanisms and fitted: how well sections are found by their headings, each
     embedded alone or by late chunking; documents a second; the cosine with dense embeddings."""
     mechanisms = command.checked(mechanism or (MECHANISMS[:1] if quick else MECHANISMS))
-    wanted = parse_lengths(lengths)
+    wanted = parse_numbers("--lengths", lengths)
     if quick:
         wanted, fit_seconds = [256, 1024] if max(wanted) > 1024 else wanted, min(fit_seconds, 10)
     book = [section for chapter in chapters(text or [], seed) for section in chapter]

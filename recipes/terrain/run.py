@@ -13,7 +13,7 @@ import typer
 
 from coterie.analysis import draw_grid, draw_locality, draw_spectra, save
 from coterie.cli.console import wrote
-from coterie.cli.inputs import UserError
+from coterie.cli.inputs import UserError, parse_numbers
 from coterie.files import write_whole
 from coterie.mechanisms import Mechanism
 from coterie.observe import Seen
@@ -69,7 +69,7 @@ def main(
 ) -> None:
     """Swap mechanisms into a pre-trained image generator, without training: how far its images are from the dense ones
     at 1/2, 1/4 and 1/8 of the pairs; the singular values of its attention maps; the clusters of its pixels."""
-    wanted = _parts(parts)
+    wanted = parse_numbers("--parts", parts, least=2)  # of all pairs one in one is dense attention
     if quick:
         seeds, wanted = min(seeds, 2), wanted[len(wanted) // 2 :][:1]
     model = load(weights)
@@ -99,16 +99,6 @@ def main(
         tables.words(found, chosen),
     )
     _sheets(study.folder, ["dense", *map(tables.label, chosen)], found)
-
-
-def _parts(text: str) -> list[int]:
-    try:
-        found = sorted({int(part) for part in text.split(",")})
-    except ValueError as error:
-        raise UserError(f"--parts must be numbers separated by commas, not {text!r}.") from error
-    if found[0] < 2:
-        raise UserError(f"--parts must be at least 2, not {text!r}: all pairs meet densely.")
-    return found
 
 
 def _block(name: str | None, seen: dict[str, Seen]) -> str:

@@ -23,6 +23,7 @@ from coterie.checks import (
     is_int,
 )
 
+HIDDEN = -9_000.0  # what a model's float mask hides; some write −10,000 for −inf, which is −9,984 in bfloat16
 _FAR = 2**30  # beyond every key of every tensor
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _A_DTYPE = "a dtype of " + ", ".join(map(str, _DTYPES))  # not written anew in every call

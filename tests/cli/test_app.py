@@ -133,7 +133,7 @@ def test_bench_mechanisms_and_doctor():
         (("fit", "{broken}"), "could not be loaded"),
         (("fit", "demo", "--fidelity", "0"), "--fidelity must be in (0, 1], not 0.0."),
         (("fit", "demo", "--lengths", "a"), "--lengths must be numbers separated by commas, not 'a'."),
-        (("fit", "demo", "--lengths", "0"), "--lengths must be positive, not '0'."),
+        (("fit", "demo", "--lengths", "0"), "--lengths must be at least 1, not '0'."),
         (("fit", "demo", "--lengths", "513"), "demo has 512 positions, so a length of 513 tokens is too long for it;"),
         (("fit", "demo", "--text", "{folder}/empty.txt"), "the text is empty."),
         (("fit", "demo", "--text", "{folder}/binary"), "binary is not UTF-8 text."),

@@ -11,7 +11,7 @@ import pytest
 from datasets import Dataset
 from recipes.approximate import tasks
 from recipes.approximate.kept import Estimate, Kept, dense, kept, resampled
-from recipes.approximate.templates import Point, numbers, points_of
+from recipes.approximate.templates import Point, points_of
 from recipes.approximate.words import words
 from recipes.common import models
 from recipes.common.classification import FineTuning, Task, _judged
@@ -27,7 +27,7 @@ from transformers import (
     GPT2ForSequenceClassification,
 )
 
-from coterie.cli.inputs import UserError
+from coterie.cli.inputs import UserError, parse_numbers
 from tests.command import recipe
 from tests.recipes.conftest import WORDS
 from tests.recipes.test_qa import paragraph
@@ -140,8 +140,8 @@ def test_templates_make_a_mechanism_of_each_number():
     with pytest.raises(UserError, match=r"--mechanism nonsense:x=\{clusters\} with 5: "):
         points_of(["nonsense:x={clusters}"], [5])
     for text in ("5,,6", "five", "", "0,5", "-1"):
-        with pytest.raises(UserError, match=r"^--clusters .*: expected numbers"):
-            numbers(text)
+        with pytest.raises(UserError, match=r"^--clusters must be "):
+            parse_numbers("--clusters", text)
 
 
 def test_tasks_have_their_own_recipes_settings(tmp_path):
@@ -233,7 +233,7 @@ def test_the_command_refuses_in_one_sentence_and_writes_nothing(cola, tiny_bert,
     usual = ["--task", "cola", "--data", cola, "--model", tiny_bert]
     assert "--task must be one of cola," in refused("--task", "poetry", "--data", cola)
     assert "expected {clusters} in it" in refused(*usual, "--mechanism", "near-far")
-    assert "expected numbers" in refused(*usual, "--clusters", "many")
+    assert "--clusters must be numbers" in refused(*usual, "--clusters", "many")
     assert "has no folder RTE" in refused("--task", "rte", "--data", cola, "--model", tiny_bert)
     assert "none.json cannot be read" in refused("--task", "qa", "--data", tmp_path / "none.json")
     three = BertForSequenceClassification(

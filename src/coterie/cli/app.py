@@ -35,7 +35,7 @@ from coterie.cli.console import (
     spinner,
     wrote,
 )
-from coterie.cli.inputs import UserError, parse_lengths
+from coterie.cli.inputs import UserError, parse_numbers
 from coterie.cli.sentences import run_command
 from coterie.files import expect_writable, shown
 from coterie.fitting.fit import Fit, environment, fit
@@ -90,7 +90,7 @@ def fit_command(
         expect_writable(path)
     if out_file is not None and find_spec("plotly") is None:
         raise UserError("reports need plotly: pip install 'coterie[report]'")
-    wanted = parse_lengths(lengths)
+    wanted = parse_numbers("--lengths", lengths)
     source = inputs.read_text(text) if text else inputs.documentation()
     with spinner(f"loading {model}"):
         loaded = inputs.load_model(model, max(wanted) if extend_positions else None, trust=trust_remote_code)
@@ -218,7 +218,7 @@ def bench(
     rows: list[dict[str, Any]] = []
     done = 0
     with bars() as tell, torch.no_grad():
-        for length in parse_lengths(lengths):
+        for length in parse_numbers("--lengths", lengths):
             q, k, v = torch.randn(3, 1, heads, length, dim, generator=torch.Generator().manual_seed(0)).unbind(0)
             runs: dict[str, Callable[[], Any]] = {
                 "sdpa": partial(F.scaled_dot_product_attention, q, k, v, is_causal=causal)
@@ -229,7 +229,7 @@ def bench(
             def tick() -> None:
                 nonlocal done
                 done += 1
-                tell("timing", done, (repeats + 1) * len(parse_lengths(lengths)))
+                tell("timing", done, (repeats + 1) * len(parse_numbers("--lengths", lengths)))
 
             times = interleaved(runs, repeats, tick)
             for name, taken in times.items():

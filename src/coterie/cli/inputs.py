@@ -174,14 +174,18 @@ def cut(loaded: Loaded, text: str, lengths: list[int], count: int, together: int
     return fitted, held_out
 
 
-def parse_lengths(text: str) -> list[int]:
-    """What --lengths says, in order."""
+def parse_numbers(option: str, text: str, least: int = 1) -> list[int]:
+    """What an option says that takes several numbers: ascending, each once.
+
+    >>> parse_numbers("--lengths", "512, 64,512")
+    [64, 512]
+    """
     try:
         found = [int(part) for part in text.split(",")]
     except ValueError as error:
-        raise UserError(f"--lengths must be numbers separated by commas, not {text!r}.") from error
-    if min(found) < 1:
-        raise UserError(f"--lengths must be positive, not {text!r}.")
+        raise UserError(f"{option} must be numbers separated by commas, not {text!r}.") from error
+    if min(found) < least:
+        raise UserError(f"{option} must be at least {least}, not {text!r}.")
     return sorted(set(found))
 
 

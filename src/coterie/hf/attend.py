@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
+from coterie.call import HIDDEN
 from coterie.functional import attention
 from coterie.hf import choice, turn
 from coterie.hf.masks import Rules, coterie_mask
@@ -17,7 +18,6 @@ from coterie.mechanisms import Mechanism
 from coterie.mechanisms.by_sample import where_it_pays
 
 NAME = "coterie"
-HIDDEN = -9_000.0  # what a float mask hides; some models write −10,000 for −inf, which is −9,984 in bfloat16
 
 # What models pass along that changes nothing here.
 _HARMLESS = {

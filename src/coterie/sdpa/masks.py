@@ -7,9 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from coterie.call import readable
-
-HIDDEN = -9_000.0  # what a float mask hides; some models write −10,000 for −inf, which is −9,984 in bfloat16
+from coterie.call import HIDDEN, readable
 
 
 class Said(NamedTuple):
