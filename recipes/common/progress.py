@@ -20,13 +20,13 @@ class Bar(TrainerCallback):  # type: ignore[misc]
     """What is under way, and how far it is. The Trainer tells it of its steps."""
 
     def __init__(self, tell: Tell, runs: int) -> None:
-        self.tell, self.runs, self.over = tell, runs, 0
+        self.tell, self.runs, self.over, self.begun = tell, runs, 0, False
         self.what, self.steps, self.total = "", 0, 1
         tell("runs", 0, runs)
 
     def begin(self, what: str, total: int = 1) -> None:
         """Another run, or another part of it."""
-        self.what, self.steps, self.total = what, 0, total
+        self.what, self.steps, self.total, self.begun = what, 0, total, True
         self.tell(what, 0, total)
 
     def tick(self, steps: int = 1) -> None:
@@ -35,8 +35,9 @@ class Bar(TrainerCallback):  # type: ignore[misc]
         self.tell(self.what, self.steps, self.total)
 
     def done(self) -> None:
-        """A run is done."""
-        self.over += 1
+        """A run is done. One that was stored began nothing, and says nothing of the time that others take."""
+        self.over, self.runs = (self.over + 1, self.runs) if self.begun else (self.over, self.runs - 1)
+        self.begun = False
         self.tell("runs", self.over, self.runs)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:

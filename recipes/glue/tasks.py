@@ -133,7 +133,8 @@ def _header(kind: Kind, lines: list[Line]) -> tuple[str, ...] | None:
 
 def _has_labels(kind: Kind, file: Path) -> bool:
     lines = read_tabs(file)
-    return kind.label in (_header(kind, lines) or kind.headless)
+    header = _header(kind, lines)
+    return kind.label in header if header else len(lines[0].cells) == len(kind.headless) if lines else False
 
 
 def read_file(kind: Kind, file: Path) -> Dataset:
@@ -148,7 +149,7 @@ def read_file(kind: Kind, file: Path) -> Dataset:
     label = columns.index(kind.label)
     examples = []
     for line, row in lines[1:] if header else lines:
-        if len(row) <= max(*where, label):
+        if len(row) <= max(*where, label) or any(row[len(columns) :]):
             raise UserError(f"{file}, line {line}: expected {len(columns)} columns, got {len(row)}.")
         examples.append((*(row[i] for i in where), _label(kind, row[label], f"{file}, line {line}")))
     if not examples:

@@ -89,7 +89,10 @@ def main(
     }
     study = Study.open(out_folder(out, "terrain", quick), settings, fresh=fresh)
     with bar(seeds) as shown:
-        found = [study.run(f"image-{seed}", partial(_image, plan, seed, study.folder, shown)) for seed in range(seeds)]
+        found = []
+        for seed in range(seeds):
+            found.append(study.run(f"image-{seed}", partial(_image, plan, seed, study.folder, shown)))
+            shown.done()
     blocks = f"{max(map(len, plan.choices))} of {len(seen)} attention blocks"
     finish(
         study.folder,
@@ -143,7 +146,6 @@ def _image(plan: Plan, seed: int, folder: Path, shown: Bar, _: Path) -> Result:
     held = io.BytesIO()
     np.save(held, torch.cat(images)[:, 0].numpy())
     write_whole(_kept(folder, seed), held.getvalue())
-    shown.done()
     return {"difficulty": float(at.difficulty), "ways": rows, "heads": spectrum, "ranks": ranks, "locality": near}
 
 

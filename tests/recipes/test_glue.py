@@ -98,6 +98,7 @@ def test_quotes_belong_to_the_text(tmp_path):
         (lambda f: (f / "CoLA" / "train.tsv").write_text(""), r"train\.tsv is empty"),
         (lambda f: (f / "CoLA" / "train.tsv").write_bytes(b"gj04\t1\t\t\xff"), r"train\.tsv is not UTF-8"),
         (lambda f: write(f / "CoLA" / "dev.tsv", [("gj04", 1)]), r"dev\.tsv, line 1: expected 4 columns, got 2"),
+        (lambda f: write(f / "CoLA" / "dev.tsv", [("g", 1, "", "a", "b")]), r"line 1: expected 4 columns, got 5"),
         (lambda f: write(f / "CoLA" / "dev.tsv", [("g", 2, "", "cat")]), r"dev\.tsv, line 1: .* labels 0, 1, got '2'"),
         (lambda f: write(f / "CoLA" / "dev.tsv", [(1, "cat")], ("x", "sentence")), r"dev\.tsv has no column 'label'"),
         (lambda f: write(f / "CoLA" / "dev.tsv", [], ("label", "sentence")), r"dev\.tsv has no examples"),
@@ -107,6 +108,18 @@ def test_what_is_wrong_with_a_file_is_said_in_a_sentence(glue, change, said):
     change(glue)
     with pytest.raises(UserError, match=said):
         tasks.load("cola", str(glue), None, None)
+
+
+def test_a_test_set_without_labels_is_passed_over(glue):
+    before = tasks.load("cola", str(glue), None, None)
+    for header in (None, ("index", "sentence")):
+        write(glue / "CoLA" / "test.tsv", [(0, "a cat"), (1, "a dog")], header)
+        assert tasks.load("cola", str(glue), None, None).test[:] == before.test[:]
+
+
+def test_empty_cells_at_the_end_of_a_line_are_nothing(glue):
+    write(glue / "CoLA" / "dev.tsv", [("g", 1, "", "a cat", "", "")])
+    assert tasks.load("cola", str(glue), None, None).test["text"][:] == ["a cat"]
 
 
 def test_numbers_that_are_none_are_named(glue):
