@@ -114,8 +114,8 @@ sheets.grid(torch.cat(films["SMYRF"]), columns=8, zoom=3)
 # %% [markdown]
 # ## Rounds over training
 #
-# What the schedule chose, and the error of the attention map that it estimated. The supplement expects many rounds while
-# maps are diffuse, and fewer as training makes them sparse. A training this short may not get there.
+# What the schedule chose, and the error of the attention map that it estimated. The supplement expects many rounds
+# while maps are diffuse, and fewer as training makes them sparse. A training this short may not get there.
 
 # %%
 chosen = runs["SMYRF"].rounds

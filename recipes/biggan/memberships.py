@@ -14,7 +14,16 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn import functional as F
 
-from coterie.analysis import Spectra, draw_grid, draw_locality, draw_spectra, head_spectra, save
+from coterie.analysis import (
+    HeadSpectrum,
+    Locality,
+    Spectra,
+    draw_grid,
+    draw_locality,
+    draw_spectra,
+    head_spectra,
+    save,
+)
 from coterie.cli.console import print_table, wrote
 from coterie.cli.inputs import UserError
 from coterie.files import expect_writable, write_json
@@ -37,9 +46,6 @@ def main(
     out: Annotated[Path, typer.Option(help="A folder for pictures.")] = Path("out/recipes/biggan-memberships"),
     count: Annotated[int, typer.Option(min=1, help="How many images: mean and standard error.")] = 8,
     block: Annotated[str | None, typer.Option(help="Whose pixels; the block with the most by default.")] = None,
-    truncation: Annotated[
-        float | None, typer.Option(min=1e-3, help="Draw z beyond ± this anew: less variety, better images.")
-    ] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     suffix: Annotated[str, typer.Option(help="What the names of BigGAN-PyTorch's files end in.")] = "",
     debug: command.Debug = False,
@@ -50,13 +56,15 @@ def main(
     are. Figure 5: the singular values of its attention maps.
     """
     found = source.generator(model, DENSE, suffix)
-    z, y = draw_z(found, count, truncation, seed), draw_y(found, count, seed)
+    z, y = draw_z(found, count, None, seed), draw_y(found, count, seed)
     name = _block(found, z[:1], y[:1], block, model)
     expect_writable(out / "results.json")
-    images, spectra, rows = [], [], []
+    images: list[dict[int, Locality]] = []
+    spectra: list[HeadSpectrum] = []
+    rows: list[Result] = []
     for index in range(count):
         at = z[index : index + 1], y[index : index + 1]
-        image, seen = generate(found, *at, truncation=truncation), watch(found, *at)[name]
+        image, seen = generate(found, *at), watch(found, *at)[name]
         local = clusters.localities({name: seen}, index)
         if index < _DRAWN:
             save(drawn(image[0], seen, index), out / f"memberships-{index}.png")
@@ -64,7 +72,7 @@ def main(
         spectra += heads
         rows.append(
             {
-                "without": _without(found, name, image, at, truncation),
+                "without": _without(found, name, image, at),
                 "ranks": common.ranks(heads),
                 "locality": clusters.rows(local),
             }
@@ -113,10 +121,10 @@ def _scale(seen: Seen) -> dict[str, Any]:
     return {"scale": seen.settings["scale"]}
 
 
-def _without(found: Any, name: str, image: Tensor, at: tuple[Tensor, Tensor], truncation: float | None) -> float:
+def _without(found: Any, name: str, image: Tensor, at: tuple[Tensor, Tensor]) -> float:
     """How much the image changes without this block: ‖x̂ − x‖ / ‖x‖ of values from −1 to 1."""
     with _silent(found.get_submodule(name)):
-        other = generate(found, *at, truncation=truncation)
+        other = generate(found, *at)
     return float((other - image).double().norm() / image.double().norm().clamp(min=1e-300))
 
 

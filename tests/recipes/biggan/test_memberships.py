@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 from recipes.biggan.attention import attend_by, blocks
+from recipes.biggan.deep import DeepConfig, DeepGenerator
 from recipes.biggan.generator import Generator
 from recipes.biggan.pretrained import save_pretrained
 from recipes.biggan.sampling import draw_y, draw_z
@@ -16,6 +17,7 @@ from recipes.common import clusters, command
 from recipes.biggan import memberships
 from tests.command import _said
 from tests.recipes.biggan.conftest import SMYRF, TINY
+from tests.recipes.biggan.test_checkpoints import LAYERS
 
 
 @pytest.fixture
@@ -120,10 +122,19 @@ def test_the_command_says_what_it_saw(model, generator, tmp_path):
 
 
 def test_another_block_can_be_asked_for(model, tmp_path):
-    said = run(model, "--out", tmp_path / "out", "--count", 1, "--block", "blocks.1.1", "--truncation", 0.5)
+    said = run(model, "--out", tmp_path / "out", "--count", 1, "--block", "blocks.1.1")
     assert "over 256 tokens: 1 image" in said
     found = json.loads((tmp_path / "out" / "results.json").read_text())
     assert [row["clusters"] for row in found["images"][0]["locality"]] == [2, 128]
+
+
+def test_a_generator_of_biggan_deep(tmp_path):
+    torch.manual_seed(0)
+    save_pretrained(DeepGenerator(DeepConfig(32, 8, 6, 5, LAYERS, 3)).eval(), tmp_path / "deep")
+    run(tmp_path / "deep", "--out", tmp_path / "out", "--count", 1)
+    found = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert found["block"] == "layers.3"
+    assert found["images"][0]["without"] == 0  # γ is 0
 
 
 def test_refusals_write_nothing(model, tmp_path):
