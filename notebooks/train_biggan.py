@@ -37,9 +37,7 @@ work = Path(tempfile.mkdtemp())
 
 # %%
 count, tests = (48, 16) if QUICK else (1024, 256)
-with bar(1) as shown:
-    shown.begin("drawing portraits", count)
-    every = portraits.load(count, 32, work, tick=shown.tick)
+every = portraits.load(count, 32, work)
 train, test = running.sets(every, tests)
 sheets.grid(train.pixels[:24], columns=8, zoom=3)
 
