@@ -33,7 +33,8 @@ def terrain(put: Put, study: Path) -> list[str]:
         "mechanism at a quarter of the pairs, without training. [The results](../results.md) have more sizes and more "
         "images. `python -m benchmarks.gallery --only terrain` draws this page again.",
         "Rows are ways to attend, columns are images. In the second row every query gets one answer, that of the mean "
-        "query: what is left of attention if it chooses nothing. A mechanism is of use if it stays well below its error.",
+        "query: what is left of attention if it chooses nothing. A mechanism is of use if it stays well below "
+        "its error.",
         put("terrain-images", _png(study / "images.png")),
         "What each way adds to the dense images: red is higher, blue is lower. Each row has a scale of its own.",
         put("terrain-differences", _png(study / "differences.png")),
