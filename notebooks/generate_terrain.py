@@ -8,6 +8,7 @@
 # %%
 import os
 
+import matplotlib.pyplot as plt
 import torch
 from IPython.display import HTML
 from recipes.common import clusters
@@ -34,6 +35,10 @@ start = given(0, model.layout.size)  # noise, how strong it is, and how rough th
 with torch.no_grad():
     dense = model(*start)
 print(f"{len(model.attentions())} attention blocks, {sum(p.numel() for p in model.parameters()):,} parameters")
+plt.figure(figsize=(3, 3))
+plt.imshow(dense[0, 0], cmap="gist_earth")
+plt.axis("off")
+plt.show()
 
 # %% [markdown]
 # ## One line
