@@ -83,9 +83,9 @@ fits: setup  ## what `coterie fit` promises (40 minutes)
 theory: setup  ## the tables of docs/theory.md
 	$(BIN)/python -m benchmarks.theory
 
-# Every figure of the supplement that we can draw, into docs/gallery/; about ten minutes.
-gallery: setup  ## the figures of docs/gallery (10 minutes)
-	$(BIN)/python -m benchmarks.gallery
+# Every figure of the supplement that we can draw, into docs/gallery/; about a quarter of an hour.
+gallery: setup  ## the figures of docs/gallery (15 minutes; BIGGAN=folder of a study of recipes/biggan)
+	$(BIN)/python -m benchmarks.gallery $(if $(BIGGAN),--biggan $(BIGGAN))
 
 # The papers' experiments, each in its quick form; DATA is a folder with their data sets (docs/results.md says which).
 DATA ?= data

@@ -1,6 +1,8 @@
 """`make gallery`: every figure of the supplement that Coterie can draw, on real weights and images, into docs/gallery/.
 
-All seeds are fixed. About ten minutes on 2 cores; a part alone: --only spectra, memberships, errors, rounds or theory.
+All seeds are fixed. About a quarter of an hour on 2 cores; a part alone: --only spectra, memberships, errors, rounds,
+theory, terrain or biggan. The last shows generators that were trained: --biggan takes the folder of a study of
+recipes/biggan, and without it that page stays as it is.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 import coterie
+from benchmarks import generators, theory
 from benchmarks import rounds as training
-from benchmarks import theory
 from benchmarks.models import MiniLM, SmolLM
 from benchmarks.texts import documentation
 from coterie.analysis import (
@@ -38,6 +40,7 @@ from coterie.analysis import (
     spectra,
     tokens_html,
 )
+from coterie.cli.inputs import UserError
 from coterie.files import write_whole
 from coterie.hosts import watch_dense
 from coterie.observe import Seen
@@ -45,22 +48,42 @@ from coterie.observe import Seen
 console = Console(width=140)
 
 
+# Every page: its picture on the first page, and what it is called there.
+PAGES = {
+    "spectra": ("spectra-minilm-near-far-output", "Spectra of attention maps"),
+    "memberships": ("memberships-image", "Who is grouped with whom"),
+    "errors": ("errors-minilm", "What mechanisms lose"),
+    "rounds": ("rounds", "Adaptive hashing rounds"),
+    "theory": ("theory-distance", "The theory, drawn"),
+    "terrain": ("terrain-images", "A pre-trained image generator"),
+    "biggan": ("biggan-smyrf-sheet", "Generators trained from scratch"),
+}
+
+
 class Gallery:
-    """Pictures in a folder, and the page that shows them."""
+    """Pictures in a folder, and the page that shows them.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    Args:
+        biggan: the folder of a study of recipes/biggan.
+    """
 
-    def put(self, name: str, picture: Figure | str) -> str:
-        """Write a picture; what Markdown calls it."""
+    def __init__(self, folder: Path, biggan: Path | None = None) -> None:
+        self.folder, self.study = folder, biggan
+
+    def put(self, name: str, picture: Figure | str | bytes) -> str:
+        """Write a picture, or a PNG as it is; what Markdown calls it."""
         kind = "html" if isinstance(picture, str) else "png"
-        save(picture, self.folder / f"{name}.{kind}")
+        if isinstance(picture, bytes):
+            write_whole(self.folder / f"{name}.{kind}", picture)
+        else:
+            save(picture, self.folder / f"{name}.{kind}")
         console.print(f"wrote {self.folder / name}.{kind}")
         return f"![{name}]({name}.{kind})"
 
     def page(self, name: str, title: str, parts: list[str]) -> None:
         """Write a page."""
         write_whole(self.folder / f"{name}.md", "\n\n".join([f"# {title}", *parts]) + "\n")
+        write_whole(self.folder / "index.md", index(self.folder))
 
     # --- parts --------------------------------------------------------------------------------------------------------
 
@@ -216,6 +239,30 @@ class Gallery:
         ]
         self.page("theory", "The theory, drawn", parts)
 
+    def terrain(self) -> None:
+        """A pre-trained generator whose attention is replaced."""
+        self.page("terrain", PAGES["terrain"][1], generators.terrain(self.put, Path("out/gallery/terrain")))
+
+    def biggan(self) -> None:
+        """Generators of a study that was run before."""
+        assert self.study is not None
+        self.page("biggan", PAGES["biggan"][1], generators.biggan(self.put, self.study))
+
+
+def index(folder: Path) -> str:
+    """The first page: those that are there, two in a row."""
+    there = [name for name in PAGES if (folder / f"{name}.md").exists()]
+    cells = [f"[![{PAGES[n][1]}]({PAGES[n][0]}.png)]({n}.md) [{PAGES[n][1]}]({n}.md)" for n in there]
+    pairs = [[*cells[i : i + 2], ""][:2] for i in range(0, len(cells), 2)]
+    words = [
+        "# Gallery",
+        "The figures and theorems of the SMYRF supplement, on real weights (MiniLM, SmolLM2, an image generator) and "
+        "real images. `make gallery` draws them again.",
+        "\n".join(["| | |", "|---|---|", *(f"| {' | '.join(pair)} |".replace("|  |", "| |") for pair in pairs)]),
+        "\n".join(["```{toctree}", ":hidden:", "", *there, "```"]),
+    ]
+    return "\n\n".join(words) + "\n"
+
 
 def _calls(model: Any, ids: list[int]) -> dict[str, Seen]:
     """What every attention module is called with."""
@@ -289,22 +336,35 @@ PARTS: dict[str, Callable[[Gallery], None]] = {
     "errors": Gallery.errors,
     "rounds": Gallery.rounds,
     "theory": Gallery.theory,
+    "terrain": Gallery.terrain,
+    "biggan": Gallery.biggan,
 }
 
 
 def main() -> None:
     """Draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default=",".join(PARTS), help=f"some of {','.join(PARTS)}")
+    parser.add_argument("--only", help=f"some of {','.join(PARTS)}")
+    parser.add_argument("--biggan", type=Path, metavar="FOLDER", help="a study of recipes/biggan")
     parser.add_argument("--out", type=Path, default=Path("docs/gallery"), help="folder to write to")
     options = parser.parse_args()
-    wanted = options.only.split(",")
+    wanted = (options.only or ",".join(PARTS)).split(",")
     if unknown := sorted(set(wanted) - set(PARTS)):
         parser.error(f"--only: expected some of {', '.join(PARTS)}, got {', '.join(unknown)}")
-    options.out.mkdir(parents=True, exist_ok=True)
-    gallery = Gallery(options.out)
-    for name in wanted:
-        PARTS[name](gallery)
+    if "biggan" in wanted and options.biggan is None:
+        if options.only:
+            parser.error("--only biggan: expected --biggan FOLDER with a study of recipes/biggan")
+        wanted.remove("biggan")
+        console.print("biggan stays as it is: --biggan FOLDER draws it from a study")
+    try:
+        if "biggan" in wanted:
+            generators.results_of(options.biggan)  # before anything is drawn
+        options.out.mkdir(parents=True, exist_ok=True)
+        gallery = Gallery(options.out, options.biggan)
+        for name in wanted:
+            PARTS[name](gallery)
+    except UserError as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from coterie.cli.inputs import UserError, parse_numbers
 from coterie.files import write_whole
 from coterie.mechanisms import Mechanism
 from coterie.observe import Seen
-from recipes.common import command
+from recipes.common import clusters, command
 from recipes.common.models import out_folder
 from recipes.common.progress import Bar, bar
 from recipes.common.results import finish
@@ -93,10 +93,11 @@ def main(
         for seed in range(seeds):
             found.append(study.run(f"image-{seed}", partial(_image, plan, seed, study.folder, shown)))
             shown.done()
+    local = clusters.table([image["locality"] for image in found], next(iter(by_tokens(seen))))
     blocks = f"{max(map(len, plan.choices))} of {len(seen)} attention blocks"
     finish(
         study.folder,
-        [tables.errors(found, chosen, blocks), tables.ranks(found, plan.probe), tables.local(found)],
+        [tables.errors(found, chosen, blocks), tables.ranks(found, plan.probe), local],
         {"images": found},
         partial(tables.draw, found=found, ways=chosen),
         tables.words(found, chosen),
@@ -161,24 +162,16 @@ def _spectra(plan: Plan, seen: dict[str, Seen], seed: int, folder: Path) -> tupl
 def _locality(plan: Plan, seen: dict[str, Seen], dense: torch.Tensor, seed: int, folder: Path) -> list[Result]:
     """How local SMYRF's clusters are over the most tokens; the first image's are drawn (Figure 7)."""
     largest = next(iter(by_tokens(seen).values()))
-    found = {f"{clusters} clusters": maps.mean_locality(largest, clusters, seed) for clusters in maps.CLUSTERS}
+    found = clusters.localities(largest, seed)
     if seed == 0:
-        save(draw_locality(found, title="pixels in one cluster of SMYRF, one round"), folder / "locality.png")
-        drawn, grid = seen[plan.block], maps.grid_of(seen[plan.block])
+        named = {f"{count} clusters": each for count, each in found.items()}
+        save(draw_locality(named, title="pixels in one cluster of SMYRF, one round"), folder / "locality.png")
+        drawn, grid = seen[plan.block], clusters.grid_of(seen[plan.block])
         for head in range(drawn.q.shape[1]):
-            panels = maps.memberships(drawn, seed, head)
+            panels = clusters.memberships(drawn, seed, head)
             figure = draw_grid(panels, grid, image=coloured(dense[0, 0], grid[0]))
             save(figure, folder / f"memberships-head-{head}.png")
-    return [
-        {
-            "clusters": clusters,
-            "near": each.near,
-            "far": each.far,
-            "chance": each.chance,
-            "shares": dict(zip(map(str, each.distances), each.shares, strict=True)),
-        }
-        for clusters, each in zip(maps.CLUSTERS, found.values(), strict=True)
-    ]
+    return clusters.rows(found)
 
 
 def _kept(folder: Path, seed: int) -> Path:

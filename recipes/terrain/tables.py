@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
+from recipes.common import ranks as common
 from recipes.common.results import Table
 from recipes.common.scores import mean_and_error, shown
 from recipes.common.study import Result
@@ -49,29 +50,12 @@ def ranks(found: Found, probe: Way) -> Table:
             [
                 f"{first['tokens']:,}",
                 str(first["blocks"]),
-                str(first["heads"]),
-                *(shown([each[name] for each in mine], 1, 2) for name in ("effective rank", "largest rank")),
-                *(shown([each[name] for each in mine], 1, 1) for name in ("90 %", "99 %")),
-                shown([each["R²"] for each in mine], 1, 3),
-                shown([each["slow"] for each in mine], 1, 1),
+                *common.cells(mine),
                 shown([each["mass"] for each in mine]),
             ]
         )
-    columns = ["tokens", "blocks", "heads", "effective rank", "largest", "values for 90 %", "for 99 %", "R²", "slow"]
-    columns.append(f"mass met by {probe}, %")
+    columns = ["tokens", "blocks", *common.COLUMNS, f"mass met by {probe}, %"]
     return f"singular values of the dense maps, medians over heads: {_images(found)}", columns, rows
-
-
-def local(found: Found) -> Table:
-    """How often pixels are in one cluster."""
-    rows = []
-    for index, first in enumerate(found[0]["locality"]):
-        mine = [image["locality"][index] for image in found]
-        part = [shown([each[name] for each in mine], 100, 1) for name in ("near", "far", "chance")]
-        rows.append([str(first["clusters"]), *part])
-    columns = ["clusters", "neighbours together, %", "distant pixels together, %", "any two, %"]
-    tokens = found[0]["ranks"][0]["tokens"]
-    return f"one hashing round of SMYRF over {tokens:,} tokens: {_images(found)}", columns, rows
 
 
 def _images(found: Found) -> str:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
+from recipes.common import clusters
 from recipes.terrain import maps, pictures, tables, weights
 from recipes.terrain.attending import COMMON, Way, attend_by, by_tokens, choose, generate, pairs, watch, ways
 from recipes.terrain.images import given, relative_error, shape_error
@@ -38,9 +39,11 @@ def model(file):
     return weights.load(file)
 
 
-@pytest.mark.parametrize("name", ["network", "images", "attending", "maps", "pictures"])
+@pytest.mark.parametrize(
+    "name", ["terrain.network", "terrain.images", "terrain.attending", "terrain.pictures", "common.clusters"]
+)
 def test_the_examples_of_docstrings(name):
-    found = doctest.testmod(importlib.import_module(f"recipes.terrain.{name}"))
+    found = doctest.testmod(importlib.import_module(f"recipes.{name}"))
     assert found.attempted
     assert not found.failed
 
@@ -377,19 +380,19 @@ def test_ranks_of_maps_too_large_for_all_values_are_unknown(model):
 
 def test_memberships_are_those_of_the_plans(model):
     seen = watch(model, given(0, 16))["output_blocks.3.1"]
-    panels = maps.memberships(seen, 0, 0)
+    panels = clusters.memberships(seen, 0, 0)
     assert list(panels) == ["2 clusters, queries", "2 clusters, keys", "64 clusters, queries", "64 clusters, keys"]
     assert panels["2 clusters, queries"].bincount().tolist() == [32, 32]
-    dense = maps.hashed(seen, 2, 0).to_dense()[0, 0].bool()
+    dense = clusters.hashed(seen, 2, 0).to_dense()[0, 0].bool()
     together = panels["2 clusters, queries"][:, None] == panels["2 clusters, keys"]
     assert torch.equal(dense, together)
-    assert maps.grid_of(seen) == (8, 8)
+    assert clusters.grid_of(seen) == (8, 8)
 
 
 def test_the_mean_of_localities_is_over_blocks_and_heads(model):
     seen = {name: each for name, each in watch(model, given(0, 16)).items() if each.q.shape[2] == 16}
-    found = maps.mean_locality(seen, 2, 0)
-    each = [locality(maps.hashed(one, 2, 0), grid=(4, 4), head=head) for one in seen.values() for head in (0, 1)]
+    found = clusters.localities(seen, 0)[2]
+    each = [locality(clusters.hashed(one, 2, 0), grid=(4, 4), head=head) for one in seen.values() for head in (0, 1)]
     assert len(each) == 8
     assert found.near == pytest.approx(sum(one.near for one in each) / 8)
     assert found.chance == pytest.approx(7 / 15)  # 8 of 16 pixels, any other pixel
