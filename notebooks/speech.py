@@ -5,8 +5,8 @@
 # who still hears right, and how long does it take? `python -m recipes.speech` is the whole experiment, with models that
 # were trained with each mechanism.
 #
-# Set `COTERIE_FSDD` to a folder with the Free Spoken Digit Dataset (`recordings.zip`, or its recordings). Without it the
-# notebook makes a stand-in: a telephone's touch tones, at several speeds and with noise.
+# Set `COTERIE_FSDD` to a folder with the Free Spoken Digit Dataset (`recordings.zip`, or its recordings). Without it
+# the notebook makes a stand-in: a telephone's touch tones, at several speeds and with noise.
 
 # %%
 import os
@@ -19,7 +19,6 @@ import soundfile
 import torch
 from IPython.display import HTML
 from recipes.common.progress import bar
-from recipes.speech import loading
 from recipes.speech.decoding import greedy, prefix_beam
 from recipes.speech.digits import Range
 from recipes.speech.network import Config, Recogniser, attend_by
@@ -27,6 +26,7 @@ from recipes.speech.testing import Reader, errors, hear, milliseconds
 from recipes.speech.training import Settings, Training, train
 
 from coterie.tables import Table
+from recipes.speech import loading
 
 QUICK = os.environ.get("COTERIE_QUICK") == "1"  # less of everything, to see that it runs
 RATE = 8000
@@ -105,8 +105,8 @@ plt.show()
 # %% [markdown]
 # ## From probabilities to digits
 #
-# At most tokens the blank is most probable; digits stand out as peaks. The best path is the most probable symbol at each
-# token; a beam search adds up the paths that say the same.
+# At most tokens the blank is most probable; digits stand out as peaks. The best path is the most probable symbol at
+# each token; a beam search adds up the paths that say the same.
 
 # %%
 with torch.no_grad():
