@@ -100,7 +100,8 @@ def load(
         tests: how many strings it has, 60 by default.
     """
     left_out: list[str] = []
-    train, test = [], []
+    train: list[Recording] = []
+    test: list[Recording] = []
     for name in files.names:
         parts = RECORDING.fullmatch(name)
         if parts is None:

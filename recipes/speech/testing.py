@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,7 +24,8 @@ from recipes.speech.network import Recogniser, attend_by
 _FLOOR = 1e-4  # symbols that are less probable at a token are passed over in beam search
 
 
-class Reader(NamedTuple):
+@dataclass(frozen=True)
+class Reader:
     """How probabilities become text.
 
     Attributes:

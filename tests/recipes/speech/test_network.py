@@ -53,6 +53,7 @@ def test_every_weight_gets_a_gradient(spec):
     for name, weight in model.named_parameters():
         if name.endswith("qkv.bias"):
             continue  # that of keys moves all scores alike, and has none
+        assert weight.grad is not None
         assert weight.grad.abs().max() > 0, name
 
 
