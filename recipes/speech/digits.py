@@ -19,7 +19,7 @@ from torch import Tensor
 from coterie.cli.inputs import UserError
 from recipes.common.audio import decode_audio
 from recipes.speech.archive import Files
-from recipes.speech.corpus import Corpus, Utterance
+from recipes.speech.corpus import Corpus, Utterance, some
 from recipes.speech.features import log_mel, normalised
 
 RATE = 8000
@@ -91,13 +91,15 @@ def load(
     last: Range,
     held_out: Sequence[str] = (),
     spelled: bool = False,
+    recordings: int | None = None,
     tests: int | None = None,
 ) -> Digits:
     """The corpus of some files.
 
     Args:
         held_out: speakers of the test; without them, it has the first recordings of everybody.
-        tests: how many strings it has, 60 by default.
+        recordings: at most so many to train on, drawn once and for all.
+        tests: how many strings the test has, 60 by default.
     """
     left_out: list[str] = []
     train: list[Recording] = []
@@ -117,7 +119,7 @@ def load(
     strings = drawn(test, last, tests or 60, spelled)
     symbols = "".join(sorted(set(" ".join(NAMES)))) if spelled else "0123456789"
     unit = "character" if spelled else "digit"
-    return Digits("FSDD", unit, symbols, strings, left_out, 40, train, first, last, spelled)
+    return Digits("FSDD", unit, symbols, strings, left_out, 30, some(train, recordings), first, last, spelled)
 
 
 def _check(

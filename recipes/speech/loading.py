@@ -27,7 +27,11 @@ def load(
     utterances: int | None = None,
     tests: int | None = None,
 ) -> Corpus:
-    """The corpus of a folder or of a hub name; what only strings of digits have is ignored by others."""
+    """The corpus of a folder or of a hub name; what only strings of digits have is ignored by others.
+
+    Args:
+        utterances, tests: at most so many of either part; of digits, recordings to train on.
+    """
     folder = Path(data)
     if not folder.exists():
         return from_hub.load(data, utterances=utterances, tests=tests)
@@ -35,7 +39,9 @@ def load(
         raise UserError(f"{folder} is no folder: {_EXPECTED}.")
     files = Files(folder, ARCHIVES)
     if any(map(digits.RECORDING.fullmatch, files.names)):
-        return digits.load(files, first=first, last=last, held_out=held_out, spelled=spelled, tests=tests)
+        return digits.load(
+            files, first=first, last=last, held_out=held_out, spelled=spelled, recordings=utterances, tests=tests
+        )
     if any(name.endswith(an4.LISTED) for name in files.names):
         return an4.load(files, utterances=utterances, tests=tests)
     if any(name.endswith(librispeech.ENDING) for name in files.names):

@@ -31,7 +31,7 @@ class Config:
 
     channels: int
     symbols: int
-    layers: int = 4
+    layers: int = 3
     dim: int = 128
     heads: int = 4
     stride: int = 2

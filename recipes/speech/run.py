@@ -48,7 +48,7 @@ def main(
     also: Annotated[list[str] | None, typer.Option(help="A mechanism that models run with, and none trains.")] = None,
     layers: Annotated[
         str, typer.Option(help="Models of so many layers; several, separated by commas, make a curve.")
-    ] = "4",
+    ] = "3",
     seeds: command.Seeds = 1,
     digits: Annotated[
         str, typer.Option(help="FSDD: strings of so many, in the test and at the end of training.")
@@ -61,10 +61,10 @@ def main(
         Literal["digits", "characters"], typer.Option(help="FSDD: write digits, or spell them out; others are spelled.")
     ] = "digits",
     utterances: Annotated[
-        int | None, typer.Option(min=1, help="Train on so many; not for FSDD. All by default.")
+        int | None, typer.Option(min=1, help="Train on so many, FSDD: recordings; all by default.")
     ] = None,
     tests: Annotated[int | None, typer.Option(min=1, help="Test on so many; all by default, FSDD: 60 strings.")] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="FSDD 40, AN4 60, others 30 by default.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="AN4 60, others 30 by default.")] = None,
     frames: Annotated[int, typer.Option(min=100, help="Of a batch, 100 a second, padding included.")] = Settings.frames,
     rate: Annotated[float, typer.Option(help="Of AdamW, at its highest.")] = Settings.rate,
     dim: Annotated[int, typer.Option(min=8, help="Width of the model.")] = Config.dim,
@@ -87,7 +87,7 @@ def main(
     last, begins = _range("--digits", digits), _range("--first", first)
     if quick:
         last, begins, tests, epochs = Range(3, 6), Range(1, 3), min(tests or 6, 6), 2
-        depths, dim, heads, utterances = [2], 32, 2, min(utterances or 48, 48)
+        depths, dim, heads, utterances = [2], 32, 2, min(utterances or 120, 120)
     corpus = loading.load(
         data,
         first=begins,
@@ -98,7 +98,7 @@ def main(
         tests=tests,
     )
     if not quick:
-        _check_meant(corpus, held_out, targets, utterances)
+        _check_meant(corpus, held_out, targets)
     _tell(corpus)
     settings = Settings(epochs or corpus.epochs, frames, rate, augment=augment, bf16=in_bf16(bf16))
     config = Config(corpus.channels, len(corpus.symbols), dim=dim, heads=heads, stride=stride)
@@ -164,12 +164,9 @@ def _speakers(held_out: str) -> list[str]:
     return [] if held_out == "recordings" else [name.strip() for name in held_out.split(",")]
 
 
-def _check_meant(corpus: Corpus, held_out: str, targets: str, utterances: int | None) -> None:
+def _check_meant(corpus: Corpus, held_out: str, targets: str) -> None:
     """Refuse options that this corpus knows nothing of."""
-    if isinstance(corpus, Digits):
-        if utterances is not None:
-            raise UserError("--utterances is not for strings of digits: an epoch has every recording once.")
-    elif held_out != "recordings" or targets != "digits":
+    if not isinstance(corpus, Digits) and (held_out != "recordings" or targets != "digits"):
         raise UserError(f"--held-out and --targets are for strings of digits, and {corpus.name} has its own texts.")
 
 

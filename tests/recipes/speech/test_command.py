@@ -72,7 +72,6 @@ def test_cepstra_and_no_beam(tmp_path):
         (["--layers", "none"], "--layers"),
         (["--mechanism", "guess:keys=3"], "--mechanism guess:keys=3:"),
         (["--also", "guess"], "--mechanism guess:"),
-        (["--utterances", 3], "--utterances is not for strings of digits"),
         (["--held-out", "eve"], "--held-out eve:"),
     ],
 )

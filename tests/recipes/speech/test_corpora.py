@@ -93,6 +93,12 @@ def test_speakers_are_held_out(recordings):
     assert all(each.name.endswith("bob") for each in corpus.test)
 
 
+def test_few_recordings(recordings):
+    corpus = load(recordings, utterances=7)
+    assert len(corpus.recordings) == 7
+    assert [each.text for each in corpus.test] == [each.text for each in load(recordings).test]
+
+
 def test_digits_are_spelled(recordings):
     corpus = load(recordings, spelled=True)
     assert corpus.unit == "character"
