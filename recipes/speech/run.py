@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from enum import StrEnum
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -36,6 +37,13 @@ QUICK = [["--data", "{data}/fsdd"], ["--data", "{data}/an4"]]
 _SHOWN = 3  # sentences about what was left out
 
 
+class Targets(StrEnum):
+    """How digits are written."""
+
+    DIGITS = "digits"
+    CHARACTERS = "characters"
+
+
 def main(
     data: Annotated[
         str,
@@ -58,8 +66,8 @@ def main(
         str, typer.Option(help="FSDD: 'recordings' (the first five of each), or speakers, separated by commas.")
     ] = "recordings",
     targets: Annotated[
-        Literal["digits", "characters"], typer.Option(help="FSDD: write digits, or spell them out; others are spelled.")
-    ] = "digits",
+        Targets, typer.Option(help="FSDD: write digits, or spell them out; others are spelled.")
+    ] = Targets.DIGITS,
     utterances: Annotated[
         int | None, typer.Option(min=1, help="Train on so many, FSDD: recordings; all by default.")
     ] = None,
@@ -83,7 +91,7 @@ def main(
     _check(dim, heads, stride, rate)
     mechanisms = command.checked(mechanism or MECHANISMS)
     others = [name for name in command.checked(also or [])[1:] if name not in mechanisms]
-    depths = list(dict.fromkeys(parse_numbers("--layers", layers, least=1)))
+    depths = parse_numbers("--layers", layers)
     last, begins = _range("--digits", digits), _range("--first", first)
     if quick:
         last, begins, tests, epochs = Range(3, 6), Range(1, 3), min(tests or 6, 6), 2
@@ -93,7 +101,7 @@ def main(
         first=begins,
         last=last,
         held_out=_speakers(held_out),
-        spelled=targets == "characters",
+        spelled=targets is Targets.CHARACTERS,
         utterances=utterances,
         tests=tests,
     )
@@ -111,7 +119,7 @@ def main(
         "mechanisms": mechanisms,
         "also": others,
         "seeds": seeds,
-        "digits": [str(begins), str(last), held_out, targets] if isinstance(corpus, Digits) else None,
+        "digits": [str(begins), str(last), held_out, str(targets)] if isinstance(corpus, Digits) else None,
         "test utterances": len(corpus.test),
         **config.to_dict(),
         **settings.to_dict(),
@@ -164,9 +172,9 @@ def _speakers(held_out: str) -> list[str]:
     return [] if held_out == "recordings" else [name.strip() for name in held_out.split(",")]
 
 
-def _check_meant(corpus: Corpus, held_out: str, targets: str) -> None:
+def _check_meant(corpus: Corpus, held_out: str, targets: Targets) -> None:
     """Refuse options that this corpus knows nothing of."""
-    if not isinstance(corpus, Digits) and (held_out != "recordings" or targets != "digits"):
+    if not isinstance(corpus, Digits) and (held_out != "recordings" or targets is not Targets.DIGITS):
         raise UserError(f"--held-out and --targets are for strings of digits, and {corpus.name} has its own texts.")
 
 
