@@ -90,7 +90,7 @@ def main(
     run each with each, and set errors against milliseconds an utterance: inference under a fixed budget."""
     _check(dim, heads, stride, rate)
     mechanisms = command.checked(mechanism or MECHANISMS)
-    others = [name for name in command.checked(also or [])[1:] if name not in mechanisms]
+    others = [name for name in _also(also or []) if name not in mechanisms]
     depths = parse_numbers("--layers", layers)
     last, begins = _range("--digits", digits), _range("--first", first)
     if quick:
@@ -105,12 +105,12 @@ def main(
         utterances=utterances,
         tests=tests,
     )
-    if not quick:
-        _check_meant(corpus, held_out, targets)
+    _check_meant(corpus, held_out, targets)
     _tell(corpus)
     settings = Settings(epochs or corpus.epochs, frames, rate, augment=augment, bf16=in_bf16(bf16))
     config = Config(corpus.channels, len(corpus.symbols), dim=dim, heads=heads, stride=stride)
     plan = studying.Plan(corpus, config, settings, mechanisms, others, depths, beam, 1 if quick else 5)
+    studying.try_out(plan)
     about = {
         "recipe": "speech",
         "data": data,
@@ -155,6 +155,13 @@ def _check(dim: int, heads: int, stride: int, rate: float) -> None:
         raise UserError(f"--rate {rate:g}: expected more than 0.")
     if processes().num_processes > 1:
         raise UserError("this recipe runs in one process: start it without accelerate launch or torchrun.")
+
+
+def _also(specs: list[str]) -> list[str]:
+    try:
+        return command.checked(specs)[1:]
+    except UserError as error:
+        raise UserError(str(error).replace("--mechanism", "--also", 1)) from error
 
 
 def _range(option: str, text: str) -> Range:

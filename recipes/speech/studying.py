@@ -6,8 +6,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import torch
 from benchmarks.measure import peak_bytes
 
+from coterie.cli.inputs import UserError
+from recipes.common.draws import generator
 from recipes.common.models import slug
 from recipes.common.progress import Bar
 from recipes.common.study import Result, Study
@@ -53,6 +56,18 @@ class Plan:
     def runs(self, seeds: int) -> int:
         """How many there are."""
         return (seeds * len(self.mechanisms) + 1) * len(self.layers)
+
+
+def try_out(plan: Plan) -> None:
+    """Run every mechanism once on noise: what one refuses is to be known before training."""
+    model = Recogniser(plan.sized(1)).eval()
+    features = torch.randn(2, 80, plan.config.channels, generator=generator(0, "noise"))
+    for name in plan.running:
+        try:
+            with torch.no_grad():
+                attend_by(model, name)(features, torch.tensor([80, 50]))
+        except (ValueError, TypeError, NotImplementedError) as error:
+            raise UserError(f"{name} cannot run in this model: {error}") from error
 
 
 def trained(plan: Plan, study: Study, seeds: int, bar: Bar) -> list[Result]:

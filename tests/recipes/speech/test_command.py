@@ -71,7 +71,7 @@ def test_cepstra_and_no_beam(tmp_path):
         (["--digits", "0-3"], "--digits 0-3: expected two numbers"),
         (["--layers", "none"], "--layers"),
         (["--mechanism", "guess:keys=3"], "--mechanism guess:keys=3:"),
-        (["--also", "guess"], "--mechanism guess:"),
+        (["--also", "guess"], "--also guess:"),
         (["--held-out", "eve"], "--held-out eve:"),
     ],
 )
@@ -110,3 +110,14 @@ def test_the_frontier_and_who_is_best_in_no_more_time():
     ]
     assert WORSE.words == "smyrf (trained with dense), 4 layers"
     assert tables.words([DENSE, SLOWER], "digit", "FSDD").endswith("in 20.0 ms an utterance; nothing is as quick.")
+
+
+def test_a_mechanism_that_cannot_run_is_known_before_training(recordings, tmp_path, monkeypatch):
+    def refuses(*_, **__):
+        raise ValueError("mechanism: expected another")
+
+    monkeypatch.setattr("coterie.attention", refuses)
+    out = tmp_path / "out"
+    said = recipe("speech", "--data", recordings, "--mechanism", SPEC, "--quick", "--out", out, fails=1)
+    assert said.startswith(f"error: {SPEC} cannot run in this model: mechanism: expected another")
+    assert not out.exists()
