@@ -45,8 +45,8 @@ def spec_augment(features: Tensor, lengths: Tensor, masks: Masks = MASKS) -> Ten
 
 
 def _stretch(sizes: Tensor, longest: Tensor, room: int) -> Tensor:
-    """(B, room): a stretch of 0 … longest places, somewhere in the first `sizes` of each row."""
-    width = (torch.rand(len(sizes)) * (longest.cpu() + 1)).floor().clamp(max=longest.cpu())
+    """(B, room): a stretch of 0 … longest places, rounded down, somewhere in the first `sizes` of each row."""
+    width = (torch.rand(len(sizes)) * (longest.cpu().floor() + 1)).floor()
     start = (torch.rand(len(sizes)) * (sizes.cpu() - width + 1)).floor()
     at = torch.arange(room)
     return ((at >= start[:, None]) & (at < (start + width)[:, None])).to(sizes.device)

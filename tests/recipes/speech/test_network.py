@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from recipes.speech.batches import by_frames, padded
@@ -93,12 +95,13 @@ def test_batches(count):
         for rows in order:
             room = len(rows) * max(lengths[i] for i in rows)
             assert room <= 1000 or len(rows) == 1
-            assert sum(lengths[i] for i in rows) >= 0.4 * room
+        rooms = [len(rows) * max(lengths[i] for i in rows) for rows in order]
+        assert sum(lengths) >= 0.5 * sum(rooms)
     assert orders[1] == orders[2]
     if count > 2:
         assert orders[1] != orders[3] != orders[4]
-        firsts = [max(lengths[i] for i in rows) for rows in orders[0]]
-        assert firsts == sorted(firsts)  # the first epoch begins with the shortest
+        longest = [max(lengths[i] for i in rows) for rows in orders[0]]
+        assert all(a <= 1.1 * b for a, b in pairwise(longest))  # the first epoch begins with the shortest
     assert by_frames([5000, 10, 10], 1000, 0, 1) in ([[0], [1, 2]], [[1, 2], [0]], [[0], [2, 1]], [[2, 1], [0]])
 
 
