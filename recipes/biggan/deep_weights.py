@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from coterie.cli.inputs import UserError
-from recipes.biggan import weights
 from recipes.biggan.deep import DeepConfig, DeepGenerator
-from recipes.biggan.weights import State
+from recipes.common import weights
 from recipes.common.reading import read_data
+from recipes.common.weights import State
 
 _NAMES = {"output_dim": "resolution", "channel_width": "ch", "z_dim": "dim_z", "num_classes": "classes"}
 _NAMES |= {"attention_layer_position": "attention_before", "n_stats": "truncations", "layers": "layers", "eps": "eps"}

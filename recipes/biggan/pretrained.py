@@ -13,12 +13,12 @@ from torch import nn
 import coterie
 from coterie.cli.inputs import UserError
 from coterie.files import write_json
-from recipes.biggan import weights
 from recipes.biggan.attention import attend_by, blocks
 from recipes.biggan.config import Config
 from recipes.biggan.deep import DeepConfig, DeepGenerator
 from recipes.biggan.discriminator import Discriminator
 from recipes.biggan.generator import Generator
+from recipes.common import weights
 from recipes.common.reading import read_data
 
 _KINDS: dict[str, Any] = {"biggan": (Generator, Config), "biggan-deep": (DeepGenerator, DeepConfig)}

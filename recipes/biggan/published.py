@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from coterie.cli.inputs import UserError
-from recipes.biggan import weights
 from recipes.biggan.config import BOTTOM, WIDTHS, Config
 from recipes.biggan.discriminator import Discriminator
 from recipes.biggan.generator import Generator
-from recipes.biggan.weights import State
+from recipes.common import weights
+from recipes.common.weights import State
 
 
 class Checkpoint(NamedTuple):

@@ -15,8 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from recipes.biggan.draws import Order, begin_step
+from recipes.biggan.draws import Order
 from recipes.biggan.images import Images
+from recipes.common.draws import begin_step
 
 FEATURES = 48
 _NEAR = 3  # neighbours that a ball around an image reaches (Kynkäänniemi et al. 2019)

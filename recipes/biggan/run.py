@@ -15,7 +15,7 @@ from coterie import Smyrf, as_mechanism
 from coterie.cli.inputs import UserError
 from coterie.observe import Seen
 from recipes.biggan import images as reading
-from recipes.biggan import portraits, published, quality, running, tables, weights
+from recipes.biggan import portraits, published, quality, running, tables
 from recipes.biggan.attention import DENSE, attend_by, blocks
 from recipes.biggan.config import Config
 from recipes.biggan.images import Images
@@ -24,7 +24,7 @@ from recipes.biggan.pretrained import save_pretrained
 from recipes.biggan.rates import TTUR
 from recipes.biggan.sampling import sample
 from recipes.biggan.training import Settings, Training, part_size
-from recipes.common import command
+from recipes.common import command, weights
 from recipes.common.models import out_folder, slug
 from recipes.common.precision import in_bf16
 from recipes.common.processes import processes

@@ -11,10 +11,11 @@ import torch
 
 from coterie.cli.console import err
 from coterie.files import write_json
-from recipes.biggan import collapse, sheets, weights
+from recipes.biggan import collapse, sheets
 from recipes.biggan.images import Images
 from recipes.biggan.sampling import draw_y, draw_z, generate
 from recipes.biggan.training import Training
+from recipes.common import weights
 from recipes.common.processes import processes
 from recipes.common.progress import Bar
 from recipes.common.results import plot

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from recipes.biggan.deep import DeepGenerator
-from recipes.biggan.draws import generator as drawing
 from recipes.biggan.draws import truncated
 from recipes.biggan.images import Images
 from recipes.biggan.sheets import to_bytes
+from recipes.common.draws import generator as drawing
 
 _DEEP_CUT = 2.0  # z of BigGAN-deep is a normal distribution cut at ±2, times the truncation
 

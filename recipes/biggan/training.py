@@ -15,11 +15,12 @@ from coterie.cli.inputs import UserError
 from recipes.biggan.attention import attend_by
 from recipes.biggan.config import Config
 from recipes.biggan.discriminator import Discriminator, d_loss, g_loss
-from recipes.biggan.draws import Order, begin_step
+from recipes.biggan.draws import Order
 from recipes.biggan.generator import Generator
 from recipes.biggan.images import Images
 from recipes.biggan.processes import average_gradients, average_statistics, same_mechanisms
 from recipes.biggan.rates import BETAS, EPS, TTUR, Rates
+from recipes.common.draws import begin_step
 from recipes.common.precision import autocast
 from recipes.common.processes import processes
 

@@ -13,9 +13,10 @@ from recipes.biggan.deep import DeepConfig
 from recipes.biggan.discriminator import Discriminator
 from recipes.biggan.generator import Generator
 from recipes.biggan.training import Settings, Training
+from recipes.common import weights
 
 from coterie.cli.inputs import UserError
-from recipes.biggan import deep_weights, pretrained, published, source, weights
+from recipes.biggan import deep_weights, pretrained, published, source
 from tests.recipes.biggan.conftest import SMYRF, TINY
 
 CONDITIONAL = Config(64, 4, 20, 3, (16, 64), (16,), shared_dim=6, hierarchical=True)

@@ -10,8 +10,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from recipes.biggan.config import Config
-from recipes.biggan.draws import Order, generator, truncated
+from recipes.biggan.draws import Order, truncated
 from recipes.biggan.training import Settings, Training, part_size
+from recipes.common.draws import generator
 from recipes.common.progress import Bar
 
 from coterie.cli.inputs import UserError

@@ -1,0 +1,1 @@
+"""Speech recognition with CTC, and inference under a fixed budget."""
