@@ -1,6 +1,7 @@
 """`make gallery`: every figure of the supplement that Coterie can draw, on real weights and images, into docs/gallery/.
 
-All seeds are fixed. About ten minutes on 2 cores; a part alone: --only spectra, memberships, errors, rounds or theory.
+All seeds are fixed. About ten minutes on 2 cores; a part alone: --only spectra, memberships, clusters, errors, rounds
+or theory. Clusters of speech need Whisper, clips and pocketsphinx (recipes/whisper/README.md), or are left out.
 """
 
 from __future__ import annotations
@@ -23,14 +24,17 @@ from benchmarks.models import MiniLM, SmolLM
 from benchmarks.texts import documentation
 from coterie.analysis import (
     Comparison,
+    agreement,
     biclustering,
     compare,
+    draw_agreement,
     draw_grid,
     draw_locality,
     draw_meetings,
     draw_spectra,
     draw_tokens,
     groups_of,
+    head_groups,
     image_queries,
     locality,
     meetings,
@@ -38,6 +42,7 @@ from coterie.analysis import (
     spectra,
     tokens_html,
 )
+from coterie.cli.inputs import UserError
 from coterie.files import write_whole
 from coterie.hosts import watch_dense
 from coterie.observe import Seen
@@ -48,8 +53,8 @@ console = Console(width=140)
 class Gallery:
     """Pictures in a folder, and the page that shows them."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, clips: Path | None = None) -> None:
+        self.folder, self.clips = folder, clips
 
     def put(self, name: str, picture: Figure | str) -> str:
         """Write a picture; what Markdown calls it."""
@@ -137,6 +142,22 @@ class Gallery:
             parts.append(self.put(f"meetings-{spec.split(':')[0]}", draw_meetings(meetings(plan), title=spec)))
         self.page("memberships", "Who is grouped with whom", parts)
 
+    def clusters(self) -> None:
+        """How clusters change over heads and layers, and how they follow words and phones (response 001)."""
+        minilm = MiniLM("sdpa")
+        batch = {"input_ids": torch.tensor([minilm.tokens("\n\n".join(documentation()), 512)])}
+        parts = [
+            "The authors of clustered attention promised their reviewers a look at the clusters (response 001). Here "
+            "is how alike those of two heads are, by the adjusted Rand index: 1 for the same clusters, 0 for what two "
+            "heads that know nothing of each other have in common.",
+        ]
+        for spec in ("clustered:clusters=25", "near-far:near=16"):
+            found = agreement(head_groups(minilm.model, batch, spec))
+            name = f"clusters-minilm-{spec.split(':')[0]}"
+            picture = self.put(name, draw_agreement(found, title=f"MiniLM, 512 tokens: {spec}"))
+            parts += [f"## MiniLM, {spec}", picture, f"```text\n{found.describe()}\n```"]
+        self.page("clusters", "Clusters over layers, heads and time", [*parts, *_speech(self)])
+
     def errors(self) -> None:
         """The ablation at an equal number of keys."""
         parts = [
@@ -217,6 +238,42 @@ class Gallery:
         self.page("theory", "The theory, drawn", parts)
 
 
+def _speech(gallery: Gallery, spec: str = "clustered:clusters=25") -> list[str]:
+    """The same of Whisper, and how its clusters follow words and phones; nothing where one of its parts is missing."""
+    from recipes.whisper import clips, clusters, listening
+    from recipes.whisper.alignment import align
+
+    try:
+        listener, spoken = listening.load(None), clips.load(gallery.clips)
+        clip = max(spoken, key=lambda each: len(each.samples))
+        aligned = align(clip)
+    except UserError as error:
+        console.print(f"no clusters of speech: {error}")
+        return []
+    labels = clusters.groups(listener, clip, spec)
+    found, rows = agreement(labels), clusters.rows(labels, aligned)
+    features = listener.heard([clip.samples])[0]
+    _, columns, cells = clusters.table({"clip": clip.name, "mechanism": spec, "rows": rows})
+    parts = [
+        f"## Whisper tiny.en, {spec}",
+        "The encoder's 20 ms tokens of one sentence, without the silence after it. In the strips a colour is a "
+        "cluster. Lines are where words and phones begin, as a forced alignment by pocketsphinx has them.",
+        gallery.put("clusters-whisper", draw_agreement(found, title=f"Whisper tiny.en: {spec}")),
+        f"```text\n{found.describe()}\n```",
+    ]
+    for kind, segments in aligned._asdict().items():
+        words = f"clusters and {kind}: “{clip.text}”"
+        parts.append(gallery.put(f"clusters-{kind}", clusters.timeline(labels, features, segments, words)))
+    lines = [columns, ["---", *["---:"] * (len(columns) - 1)], *cells]
+    parts += [
+        "Means over the heads of a layer. *Segments* and *names*: adjusted Rand index of clusters with single words or "
+        "phones, and with all of one name. *Changes*: how often the cluster changes from a token to the next, where a "
+        "word or phone ends and inside of it:",
+        "\n".join(f"| {' | '.join(line)} |" for line in lines),
+    ]
+    return parts
+
+
 def _calls(model: Any, ids: list[int]) -> dict[str, Seen]:
     """What every attention module is called with."""
     found: dict[str, Seen] = {}
@@ -286,6 +343,7 @@ def _theorem1() -> Figure:
 PARTS: dict[str, Callable[[Gallery], None]] = {
     "spectra": Gallery.spectra,
     "memberships": Gallery.memberships,
+    "clusters": Gallery.clusters,
     "errors": Gallery.errors,
     "rounds": Gallery.rounds,
     "theory": Gallery.theory,
@@ -297,12 +355,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(PARTS), help=f"some of {','.join(PARTS)}")
     parser.add_argument("--out", type=Path, default=Path("docs/gallery"), help="folder to write to")
+    parser.add_argument("--clips", type=Path, help="recordings with transcripts, as recipes/whisper takes them")
     options = parser.parse_args()
     wanted = options.only.split(",")
     if unknown := sorted(set(wanted) - set(PARTS)):
         parser.error(f"--only: expected some of {', '.join(PARTS)}, got {', '.join(unknown)}")
     options.out.mkdir(parents=True, exist_ok=True)
-    gallery = Gallery(options.out)
+    gallery = Gallery(options.out, options.clips)
     for name in wanted:
         PARTS[name](gallery)
 

@@ -39,7 +39,7 @@ MECHANISMS = [
     "clustered:clusters=100",
     "local:window=128",
 ]
-QUICK = [["--model", "{data}/whisper/tiny.en.pt", "--data", "{data}/pocketsphinx-testdata"]]
+QUICK = [["--data", "{data}/pocketsphinx-testdata"]]
 _QUICK_CLIPS = 4
 
 

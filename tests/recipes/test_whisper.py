@@ -304,22 +304,8 @@ def test_where_to_get_a_whisper_is_said(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def hf_folder(tmp_path_factory, model) -> Path:
-    """The same model as transformers stores it, with a tokenizer of single bytes."""
-    from transformers import WhisperFeatureExtractor, WhisperTokenizerFast
-    from transformers.models.gpt2.tokenization_gpt2 import bytes_to_unicode
-
-    where = tmp_path_factory.mktemp("hf")
-    letters = bytes_to_unicode()
-    texts = [*(letters[i] for i in range(256)), "Ġone", "Ġtwo", "Ġthree"]
-    special = ["<|endoftext|>", "<|startoftranscript|>", "<|notimestamps|>"]
-    vocabulary = {token: i for i, token in enumerate([*texts, *special])}
-    tokenizer = WhisperTokenizerFast(vocab=vocabulary, merges=[])
-    tokenizer.add_special_tokens({"additional_special_tokens": special})
-    tokenizer.save_pretrained(where)
-    WhisperFeatureExtractor(feature_size=80, chunk_length=2).save_pretrained(where)
-    weights.load(model).save_pretrained(where)
-    return where
+def hf_folder(tmp_path_factory) -> Path:
+    return files.write_folder(tmp_path_factory.mktemp("hf"))
 
 
 def test_a_folder_of_transformers_hears_the_same(hf_folder, listener, folder):

@@ -116,3 +116,20 @@ def write_clips(folder: Path) -> Path:
     text = "".join(f"<s> {line} </s> (c{number})\n" for number, line in enumerate(lines))
     (folder / "some.transcription").write_text(text)
     return folder
+
+
+def write_folder(where: Path) -> Path:
+    """The same model as transformers stores it, with a tokenizer of single bytes and three words."""
+    from recipes.whisper import weights
+    from transformers import WhisperFeatureExtractor, WhisperTokenizerFast
+    from transformers.models.gpt2.tokenization_gpt2 import bytes_to_unicode
+
+    letters = bytes_to_unicode()
+    texts = [*(letters[i] for i in range(256)), "Ġone", "Ġtwo", "Ġthree"]
+    special = ["<|endoftext|>", "<|startoftranscript|>", "<|notimestamps|>"]
+    tokenizer = WhisperTokenizerFast(vocab={token: i for i, token in enumerate([*texts, *special])}, merges=[])
+    tokenizer.add_special_tokens({"additional_special_tokens": special})
+    tokenizer.save_pretrained(where)
+    WhisperFeatureExtractor(feature_size=MELS, chunk_length=TOKENS // 50).save_pretrained(where)
+    weights.load(write_model(where / "tiny.pt")).save_pretrained(where)
+    return where
