@@ -12,15 +12,18 @@ import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from recipes.whisper import clips, fitted, listening, measure, tokens, weights, windows
+from recipes.whisper import alignment, clips, clusters, fitted, listening, measure, tokens, weights, windows
 from recipes.whisper.clips import Clip
 from torch import Tensor
 
+from coterie.analysis import Segment, following
 from coterie.cli.inputs import UserError
 from tests.command import recipe
 from tests.recipes import whisper_files as files
@@ -419,6 +422,83 @@ def test_a_fit_keeps_the_words_of_clips_that_were_held_out(dense, folder):
         [row["errors"] for row in measure.listen(dense, spoken, way, 8)["clips"]] for way in ("dense", found["modules"])
     ]
     assert sum(said[1][1::2]) <= sum(said[0][1::2])
+
+
+# --- clusters ---------------------------------------------------------------------------------------------------------
+
+
+class _Piece(list[Any]):
+    """What pocketsphinx gives for a word or phone: its name and frames, and the phones in it."""
+
+    def __init__(self, name: str, start: int, duration: int, *parts: _Piece) -> None:
+        super().__init__(parts)
+        self.name, self.start, self.duration = name, start, duration
+
+
+class _Sphinx:
+    """A decoder that finds the same words in everything."""
+
+    words: ClassVar[list[_Piece] | None] = [
+        _Piece("<s>", 0, 4, _Piece("SIL", 0, 4)),
+        _Piece("one(2)", 4, 21, _Piece("W", 4, 6), _Piece("AH", 10, 1), _Piece("N", 11, 14)),
+        _Piece("two", 25, 30, _Piece("T", 25, 10), _Piece("UW", 35, 20)),
+        _Piece("<sil>", 55, 5, _Piece("SIL", 55, 5)),
+    ]
+    heard: ClassVar[list[Any]] = []
+
+    def __init__(self, **_: Any) -> None:
+        pass
+
+    def set_align_text(self, text: str) -> None:
+        if "qx" in text:
+            raise RuntimeError("no such word: qx")
+        self.heard.append(text)
+
+    def process_raw(self, samples: bytes, full_utt: bool) -> None:
+        self.heard.append(len(samples))
+
+    def get_alignment(self) -> list[_Piece] | None:
+        return self.words
+
+    start_utt = end_utt = set_alignment = lambda self: None
+
+
+def test_words_and_phones_in_tokens(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pocketsphinx", SimpleNamespace(Decoder=_Sphinx))
+    clip = Clip("a", "One TWO", torch.zeros(9600))
+    words, phones = alignment.align(clip)
+    assert _Sphinx.heard == ["one two", 19_200, 19_200]
+    assert words == [Segment(2, 13, "one"), Segment(13, 28, "two")]
+    assert phones == [
+        Segment(2, 5, "W"),
+        Segment(5, 6, "AH"),
+        Segment(6, 13, "N"),
+        Segment(13, 18, "T"),
+        Segment(18, 28, "UW"),
+    ]
+    with pytest.raises(UserError, match="a: pocketsphinx cannot find its words in time: no such word: qx"):
+        alignment.align(clip._replace(text="qx"))
+    monkeypatch.setattr(_Sphinx, "words", None)
+    with pytest.raises(UserError, match="a: pocketsphinx does not hear what its transcript says"):
+        alignment.align(clip)
+    monkeypatch.setitem(sys.modules, "pocketsphinx", None)
+    with pytest.raises(UserError, match="pip install pocketsphinx"):
+        alignment.align(clip)
+
+
+def test_clusters_of_a_clip_are_those_of_its_sound(dense, folder, tmp_path, monkeypatch):
+    clip = clips.load(folder)[1]
+    aligned = alignment.Aligned([Segment(3, 20, "a"), Segment(20, 60, "b")], [Segment(3, 9, "x"), Segment(10, 60, "y")])
+    labels = clusters.groups(dense, clip, "clustered:clusters=4")
+    assert {len(each) for each in labels.values()} == {65}  # 1.3 s
+    assert list(labels) == [(f"encoder.layers.{layer}.self_attn", head) for layer in range(2) for head in range(2)]
+    monkeypatch.setattr(clusters, "align", lambda _: aligned)
+    found = clusters.looked_at(dense, clip, "clustered:clusters=4", tmp_path)
+    mine = [following(labels["encoder.layers.1.self_attn", head], aligned.words).inside for head in range(2)]
+    assert found["rows"][1]["words"]["inside"] == pytest.approx(sum(mine) / 2)
+    assert len(clusters.table(found)[2]) == 2
+    for name in ("layers", "words", "phones"):
+        assert (tmp_path / f"clusters-{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
 # --- the whole command ------------------------------------------------------------------------------------------------
