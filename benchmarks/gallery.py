@@ -48,6 +48,7 @@ from coterie.hosts import watch_dense
 from coterie.observe import Seen
 
 console = Console(width=140)
+_FIRST = 3.3  # seconds of a clip that are drawn
 
 
 class Gallery:
@@ -257,13 +258,15 @@ def _speech(gallery: Gallery, spec: str = "clustered:clusters=25") -> list[str]:
     parts = [
         f"## Whisper tiny.en, {spec}",
         "The encoder's 20 ms tokens of one sentence, without the silence after it. In the strips a colour is a "
-        "cluster. Lines are where words and phones begin, as a forced alignment by pocketsphinx has them.",
+        "cluster. Lines are where words and phones begin, as a forced alignment by pocketsphinx has them. Drawn are "
+        f"the first {_FIRST} seconds; figures are of the whole sentence.",
         gallery.put("clusters-whisper", draw_agreement(found, title=f"Whisper tiny.en: {spec}")),
         f"```text\n{found.describe()}\n```",
     ]
     for kind, segments in aligned._asdict().items():
-        words = f"clusters and {kind}: “{clip.text}”"
-        parts.append(gallery.put(f"clusters-{kind}", clusters.timeline(labels, features, segments, words)))
+        first = [each for each in segments if each.end <= _FIRST / clusters.SECONDS]
+        title = f"Whisper tiny.en, {spec}: clusters and {kind}"
+        parts.append(gallery.put(f"clusters-{kind}", clusters.timeline(labels, features, first, title)))
     lines = [columns, ["---", *["---:"] * (len(columns) - 1)], *cells]
     parts += [
         "Means over the heads of a layer. *Segments* and *names*: adjusted Rand index of clusters with single words or "

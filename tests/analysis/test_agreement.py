@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -78,7 +79,7 @@ def encoder():
 
 @pytest.mark.parametrize("mechanism", ["clustered:clusters=5", "smyrf:cluster_size=9,rounds=2", "near-far:near=4"])
 def test_groups_of_every_head_are_those_of_its_own_plan(encoder, mechanism):
-    batch, seen = torch.randn(2, 41, 32), {}
+    batch, seen = torch.randn(2, 41, 32), dict[str, Any]()
     found = head_groups(encoder, batch, mechanism, sample=1)
     coterie.hosts.watch_dense(encoder, batch, seen.__setitem__)
     assert list(found) == [(f"layers.{layer}.self_attn", head) for layer in range(2) for head in range(4)]
@@ -211,7 +212,7 @@ def test_a_timeline_has_a_strip_for_each_row_and_a_line_at_each_border():
     assert drawn is not None
     want = torch.stack([paint(torch.tensor([0, 0, 1, -1])), paint(torch.tensor([0, 1, 0, 1]))])
     torch.testing.assert_close(torch.as_tensor(drawn.data), want)
-    assert strips.get_images()[0].get_extent() == (0, 2.0, 2, 0)
+    assert list(strips.get_images()[0].get_extent()) == [0, 2.0, 2, 0]
     assert {float(line.get_xdata()[0]) for line in strips.lines} == {0.0, 1.0, 1.5}  # type: ignore[index,arg-type]
     assert [text.get_text() for text in top.texts] == ["a$b", "c"]
     assert len(draw_timeline(rows, segments, seconds=0.5).axes) == 1

@@ -112,7 +112,7 @@ def write_clips(folder: Path) -> Path:
     """Four clips with transcripts in CMU Sphinx's manner; the third is longer than a window."""
     for number, seconds in enumerate((0.7, 1.3, 3.1, 0.9)):
         write_wav(folder / f"c{number}.wav", seconds, 200 + 90 * number)
-    lines = ["one two three", "two", "three three one two", "one"]
+    lines = ["red green blue", "green", "blue blue red green", "red"]  # numbers in a row would be one word
     text = "".join(f"<s> {line} </s> (c{number})\n" for number, line in enumerate(lines))
     (folder / "some.transcription").write_text(text)
     return folder

@@ -227,7 +227,7 @@ def following(labels: Tensor, segments: Sequence[Segment]) -> Following:
         >>> from coterie.analysis import Segment, following
         >>> words = [Segment(0, 3, "to"), Segment(3, 5, "be"), Segment(5, 7, "to")]
         >>> following(torch.tensor([0, 0, 0, 1, 1, 0, 0]), words)
-        Following(agreement=0.416..., by_name=1.0, at_boundaries=1.0, inside=0.0)
+        Following(agreement=0.442..., by_name=1.0, at_boundaries=1.0, inside=0.0)
     """
     check_segments(segments, len(labels))
     names = {name: number for number, name in enumerate(dict.fromkeys(each.name for each in segments))}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
+from matplotlib import colormaps
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -96,7 +97,9 @@ def draw_timeline(
     axes = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights, squeeze=False)[:, 0]
     if features is not None:
         picture = features.cpu().numpy()
-        axes[0].imshow(picture, aspect="auto", origin="lower", cmap="magma", extent=(0, end, 0, len(picture)))
+        few = colormaps["magma"].resampled(16)  # colours, so that files stay small
+        extent = (0, end, 0, len(picture))
+        axes[0].imshow(picture, aspect="auto", origin="lower", cmap=few, interpolation="nearest", extent=extent)
         axes[0].set(yticks=[])
     strips = torch.stack([paint(_in_order(labels)) for labels in rows.values()])
     axes[-1].imshow(strips.numpy(), aspect="auto", interpolation="nearest", extent=(0, end, len(rows), 0))
