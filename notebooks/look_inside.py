@@ -18,13 +18,16 @@ from transformers.utils import logging
 import coterie
 import coterie.hf
 from coterie.analysis import (
+    agreement,
     attention_errors,
     compare,
+    draw_agreement,
     draw_locality,
     draw_meetings,
     draw_spectra,
     draw_tokens,
     groups_of,
+    head_groups,
     head_maps,
     locality,
     meetings,
@@ -168,6 +171,19 @@ draw_locality(
     },
     title="How often two tokens share a group",
 )
+
+# %% [markdown]
+# ## Do heads and layers cluster alike?
+#
+# `agreement` compares the groups of every two heads: 1 if they are the same, 0 if they have no more in common than
+# chance. Bright blocks along the diagonal would be layers whose heads agree with each other.
+
+# %%
+alike = agreement(head_groups(model, batch, "clustered:clusters=25"))
+alike
+
+# %%
+draw_agreement(alike, title="clusters of queries, MiniLM")
 
 # %% [markdown]
 # ## What it costs this layer

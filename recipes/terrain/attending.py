@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
 from typing import NamedTuple
 
 import torch
@@ -15,6 +14,7 @@ from coterie.cli.inputs import UserError
 from coterie.mechanisms import Full, Mechanism, as_mechanism
 from coterie.observe import Seen
 from recipes.common import command
+from recipes.common.seeded import seeded
 from recipes.terrain.images import Given
 from recipes.terrain.network import Generator
 
@@ -146,13 +146,3 @@ def generate(model: Generator, at: Given, choice: Choice, seed: int = 0) -> Gene
             return Generated(model(*at), met)
     finally:
         attend_by(model, {})
-
-
-def seeded(mechanism: Mechanism, seed: int) -> Mechanism:
-    """The same with another seed, if it draws anything.
-
-    >>> str(seeded(as_mechanism("smyrf"), 3)), str(seeded(as_mechanism("local"), 3))
-    ('smyrf:seed=3', 'local')
-    """
-    draws = "seed" in {each.name for each in fields(mechanism)}  # type: ignore[arg-type]
-    return replace(mechanism, seed=seed) if draws else mechanism  # type: ignore[type-var]

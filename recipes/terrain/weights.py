@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from coterie.cli.inputs import UserError
+from recipes.common.layout import expect_same
 from recipes.terrain.network import HEAD, Generator, Layout
 
 PACKAGE = "adaptive-terrain-diffusion"
@@ -25,7 +26,7 @@ def load(path: Path | None = None) -> Generator:
     graph = _read(file)
     found = _named(graph, file)
     model = Generator(_layout(found, _size(graph, file), file))
-    _expect_same(found, model.state_dict(), file)
+    expect_same(found, model.state_dict(), file)
     model.load_state_dict(found)
     return model.eval().requires_grad_(False)
 
@@ -114,14 +115,3 @@ def _layout(found: dict[str, Tensor], size: int, file: Path) -> Layout:
     if any(width % HEAD for width in widths):
         raise UserError(f"{file} has levels of {widths} channels: expected multiples of {HEAD}.")
     return Layout(widths, attends, count // levels - 1, size)
-
-
-def _expect_same(found: dict[str, Tensor], wanted: dict[str, Tensor], file: Path) -> None:
-    """Both must have the same names and shapes."""
-    for name in [*wanted, *found]:
-        if name not in found or name not in wanted:
-            has = "no weight" if name not in found else "a weight too many,"
-            raise UserError(f"{file} is laid out in another way: it has {has} {name}.")
-        if found[name].shape != wanted[name].shape or not found[name].is_floating_point():
-            shape, kind = tuple(found[name].shape), str(found[name].dtype).removeprefix("torch.")
-            raise UserError(f"{file}: {name} has shape {shape} of {kind}, expected {tuple(wanted[name].shape)} floats.")

@@ -38,6 +38,40 @@ def test_memberships_of_text(tmp_path, name):
     assert (tmp_path / name).stat().st_size > 1000
 
 
+def test_memberships_across_layers_and_heads(tmp_path):
+    arguments = ("inspect", "demo", "memberships", *SMALL, "--mechanism", "clustered:clusters=6")
+    said = coterie(*arguments, "--across", "layers", "--out", tmp_path / "a.png")
+    assert "72 heads of 6 layers" in said
+    assert "most alike: encoder.layer." in said
+    assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
+    found = json.loads(coterie(*arguments, "--across", "layers", "--json"))
+    index = np.array(found["index"])
+    assert index.shape == (72, 72)
+    assert found["heads"][13] == {"module": "encoder.layer.1.attention.self", "head": 1}
+    assert found["layers"][0][1] == pytest.approx(index[:12, 12:24].mean())
+    module = "encoder.layer.2.attention.self"
+    said = coterie(*arguments, "--across", "heads", "--module", module)
+    assert f"adjusted Rand index of the heads of {module}" in " ".join(said.split())
+
+
+def test_memberships_of_speech(tmp_path):
+    from tests.recipes.whisper_files import write_folder, write_wav
+
+    folder = write_folder(tmp_path)
+    arguments = ("inspect", folder, "memberships", "--across", "layers", "--mechanism", "clustered:clusters=6")
+    found = [
+        json.loads(coterie(*arguments, "--audio", write_wav(tmp_path / f"{rate}.wav", 1.2, rate=rate), "--json"))
+        for rate in (16_000, 48_000)
+    ]
+    modules = [head["module"] for head in found[0]["heads"]]
+    assert modules == ["encoder.layers.0.self_attn"] * 2 + ["encoder.layers.1.self_attn"] * 2
+    assert found[0]["index"][0][0] == 1
+    assert found[0]["heads"] == found[1]["heads"]
+    (tmp_path / "no.wav").write_text("hello")
+    assert "no.wav is no WAV file" in coterie(*arguments, "--audio", tmp_path / "no.wav", fails=1)
+    assert "gone.wav cannot be read" in coterie(*arguments, "--audio", tmp_path / "gone.wav", fails=1)
+
+
 def test_memberships_of_an_image(tmp_path):
     from matplotlib.image import imsave
 
@@ -141,6 +175,15 @@ def test_the_assumptions_see_the_masks_of_the_call(kind, monkeypatch):
         (("inspect", "demo", "memberships", *SMALL, "--module", "layer.9"), "--module must be one of"),
         (("inspect", "demo", "memberships", *SMALL, "--head", "12"), "--head must be below 12"),
         (("inspect", "demo", "spectra", *SMALL, "--out", "x.pdf"), "--out must end in .png or .svg, not '.pdf'."),
+        (("inspect", "demo", "heads", "--across", "layers"), "--across goes with the memberships of a model"),
+        (("inspect", "no.png", "memberships", "--across", "heads"), "--across goes with the memberships of a model"),
+        (("inspect", "demo", "memberships", "--audio", "a.wav"), "--audio goes with memberships --across layers"),
+        (("inspect", "demo", "memberships", *SMALL, "--across", "heads", "--module", "x"), "--module must be one of"),
+        (
+            ("inspect", "demo", "memberships", *SMALL, "--across", "layers", "--module", "x"),
+            "--module must be left out",
+        ),
+        (("inspect", "demo", "memberships", "--across", "layers", "--out", "a.html"), "--out must end in .png or .svg"),
         (("inspect", "no.png", "memberships"), "no.png cannot be read: No such file or directory."),
         (("inspect", "{folder}/text.png", "memberships"), "text.png is not an image."),
         (("inspect", "no.png"), "an image has no heads"),

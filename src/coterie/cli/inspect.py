@@ -13,10 +13,18 @@ from torch import Tensor
 import coterie
 from coterie.cli import inputs
 from coterie.cli.console import Extend, Json, Text, Trust, bars, out, print_json, print_table, spinner, wrote
+from coterie.cli.hearing import hear
 from coterie.cli.inputs import Loaded, UserError
 from coterie.files import expect_writable, shown
 
 _IMAGES = (".png", ".jpg", ".jpeg")
+
+
+class Across(StrEnum):
+    """What memberships are compared over."""
+
+    LAYERS = "layers"
+    HEADS = "heads"
 
 
 class What(StrEnum):
@@ -37,6 +45,12 @@ def inspect(
     mechanism: Annotated[str, typer.Option(help="Whose errors or groups.")] = "near-far",
     module: Annotated[str | None, typer.Option(help="Of memberships and errors; the first by default.")] = None,
     head: Annotated[int, typer.Option(min=0, help="Of memberships.")] = 0,
+    across: Annotated[
+        Across | None, typer.Option(help="How memberships change over layers, or over the heads of --module.")
+    ] = None,
+    audio: Annotated[
+        Path | None, typer.Option(help="A WAV file to listen to instead of text, for a speech model and --across.")
+    ] = None,
     keys: Annotated[int, typer.Option(min=1, help="Of errors: keys that each query may meet.")] = 64,
     worst: Annotated[int, typer.Option(min=1, help="How many heads to print.")] = 15,
     trust_remote_code: Trust = False,
@@ -50,7 +64,9 @@ def inspect(
     if what in (What.HEADS, What.ERRORS) and picture is not None:
         raise UserError(f"--out: there is no picture of {what.value}; 'spectra' and 'memberships' have one.")
     image = Path(model).suffix.lower() in _IMAGES
-    kinds = (".png", ".svg", ".html") if what is What.MEMBERSHIPS and not image else (".png", ".svg")
+    _check_across(what, across, audio, image)
+    page = what is What.MEMBERSHIPS and not image and across is None
+    kinds = (".png", ".svg", ".html") if page else (".png", ".svg")
     if picture is not None and picture.suffix.lower() not in kinds:
         raise UserError(f"--out must end in {' or '.join(kinds)}, not {picture.suffix!r}.")
     if picture is not None:
@@ -63,14 +79,30 @@ def inspect(
     source = inputs.read_text(text) if text else inputs.documentation()
     with spinner(f"loading {model}"):
         loaded = inputs.load_model(model, length if extend_positions else None, trust=trust_remote_code)
-        batch = inputs.cut(loaded, source, [length], 2)[0][0]
+        if audio is None:
+            batch = inputs.cut(loaded, source, [length], 2)[0][0]
+        else:
+            batch = hear(loaded, audio, trust=trust_remote_code)
     looks: dict[What, Callable[[], None]] = {
         What.HEADS: lambda: _heads(loaded, batch, chosen, length, worst, as_json),
         What.SPECTRA: lambda: _spectra(loaded, batch, chosen, worst, picture, as_json),
-        What.MEMBERSHIPS: lambda: _text(loaded, batch, chosen, module, head, picture, as_json),
+        What.MEMBERSHIPS: lambda: (
+            _text(loaded, batch, chosen, module, head, picture, as_json)
+            if across is None
+            else _across(loaded, batch, chosen, across, module, picture, as_json)
+        ),
         What.ERRORS: lambda: _errors(loaded, batch, module, keys, as_json),
     }
     looks[what]()
+
+
+def _check_across(what: What, across: Across | None, audio: Path | None, image: bool) -> None:
+    if across is not None and (what is not What.MEMBERSHIPS or image):
+        raise UserError(
+            "--across goes with the memberships of a model: coterie inspect MODEL memberships --across layers"
+        )
+    if audio is not None and across is None:
+        raise UserError("--audio goes with memberships --across layers, or --across heads.")
 
 
 def _heads(loaded: Loaded, batch: Any, mechanism: Any, length: int, worst: int, as_json: bool) -> None:
@@ -142,6 +174,49 @@ def _text(
         page = picture.suffix.lower() == ".html"
         save(tokens_html(tokens, labels, title=title) if page else draw_tokens(tokens, labels, title=title), picture)
     _memberships(title, labels, locality(plan, head=head), picture, as_json)
+
+
+def _across(
+    loaded: Loaded,
+    batch: Any,
+    mechanism: Any,
+    across: Across,
+    module: str | None,
+    picture: Path | None,
+    as_json: bool,
+) -> None:
+    from coterie.analysis import agreement, draw_agreement, head_groups, save
+
+    known = list(coterie.hf.attention_modules(loaded.model))
+    if module is not None and (across is Across.LAYERS or module not in known):
+        allowed = f"one of {', '.join(known)}" if across is Across.HEADS else "left out with --across layers"
+        raise UserError(f"--module must be {allowed}, not {module!r}.")
+    within = "encoder" if loaded.model.config.is_encoder_decoder else ""
+    with spinner("grouping"):
+        found = agreement(head_groups(loaded.model, batch, mechanism, within=within))
+    if across is Across.HEADS and module is not None and module not in found.modules:
+        raise UserError(f"{module} has no groups to compare; those that have: {', '.join(found.modules)}.")
+    title = f"{loaded.name}: {mechanism}"
+    if picture is not None:
+        save(draw_agreement(found, across=across.value, module=module, title=title), picture)
+    if as_json:
+        print_json(
+            {
+                "heads": [{"module": name, "head": head} for name, head in found.heads],
+                "layers": found.layers().tolist(),
+                "index": found.index.tolist(),
+            }
+        )
+        return
+    if across is Across.HEADS:
+        chosen = module or found.modules[0]
+        rows = [[str(head), *(f"{x:.3f}" for x in row)] for head, row in enumerate(found.of(chosen).tolist())]
+        print_table(f"{title}: adjusted Rand index of the heads of {chosen}", ["head", *(row[0] for row in rows)], rows)
+    else:
+        table = found.table()
+        print_table(f"{title}: mean adjusted Rand index of the heads of two layers", table.columns, table.rows)
+    out.print(shown(found.describe()), markup=False)
+    _wrote(picture)
 
 
 def _image(path: Path, mechanism: Any, side: int, picture: Path | None, as_json: bool) -> None:

@@ -132,8 +132,14 @@ def real_tokens(batch: Any, decoder: bool = False) -> Tensor | None:
 
 
 def length_of(batch: Any) -> int:
-    """Tokens in each sequence of a batch: the second dimension of its input, or the pixels of images (B, C, H, W)."""
+    """Tokens in each sequence of a batch: the second dimension of its input, or the pixels of images (B, C, H, W).
+
+    Features of speech come as (B, bins, frames) or (B, frames, bins): frames are the more.
+    """
     if isinstance(batch, Mapping):
+        speech = batch.get("input_features")
+        if isinstance(speech, Tensor) and speech.ndim == 3:
+            return max(speech.shape[1:])
         named = [batch[name] for name in ("input_ids", "inputs_embeds") if isinstance(batch.get(name), Tensor)]
         first = next(iter([*named, *batch.values()]), None)
     else:

@@ -1,0 +1,1 @@
+"""A pre-trained speech model whose encoder attends by mechanisms, without training."""
