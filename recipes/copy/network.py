@@ -89,7 +89,7 @@ class Copier(nn.Module):
         x = self.symbols(seen) + self.positions.weight[:length]
         told: dict[str, object] = {"is_causal": True} if self.causal else {}
         if self.causal and self.dense:  # PyTorch's own layers want the mask too
-            told["src_mask"] = nn.Transformer.generate_square_subsequent_mask(length, x.device)
+            told["src_mask"] = nn.Transformer.generate_square_subsequent_mask(length, x.device, x.dtype)
         for each in self.layers:
             x = each(x, **told)
         scores: Tensor = self.out(self.norm(x))

@@ -28,7 +28,7 @@ def masked_copy(count: int, length: int, draw: torch.Generator) -> Examples:
     >>> found.wanted.tolist()
     [[0, 5, 10, 4, 1, 4, 0, 5, 10, 4, 1, 4]]
     >>> found.seen.tolist()
-    [[0, 5, 11, 4, 1, 4, 0, 5, 10, 4, 11, 4]]
+    [[0, 5, 11, 4, 11, 4, 0, 5, 10, 4, 1, 4]]
     """
     symbols = length // 2 - 1
     word = torch.randint(1, SYMBOLS + 1, (count, symbols), generator=draw)

@@ -61,7 +61,8 @@ class Fixed(PerQuery):
 
     def _query_blocks(self, tokens: Tokens) -> tuple[Tensor, Tensor, Tensor]:
         """The queries of each block in order, (B, Nq), where each block begins, (B, G + 1), and which one it is."""
-        block, first = (self._block(tokens, at) for at in (tokens.query_positions, tokens.offset[:, None]))
+        block = self._block(tokens, tokens.query_positions)
+        first = self._block(tokens, tokens.offset[:, None])
         groups = ceil_div(tokens.sizes.queries, self.stride) + 2
         order, offsets = tokens.steps.group_by(block - first, tokens.query_mask, groups)
         return order, offsets, first + torch.arange(groups, device=tokens.device)
@@ -75,7 +76,7 @@ class Fixed(PerQuery):
     def _own(self, tokens: Tokens, order: Tensor, offsets: Tensor, block: Tensor) -> Round:
         """Each block of queries meets its block of keys."""
         keys, count = tokens.real_keys
-        start, stop = (self._before(count, at * self.stride) for at in (block, block + 1))
+        start, stop = self._before(count, block * self.stride), self._before(count, (block + 1) * self.stride)
         return self._round(tokens, order, offsets, keys, start, stop)
 
     def _last(self, tokens: Tokens, order: Tensor, offsets: Tensor, block: Tensor, apart: bool) -> Round:
@@ -85,7 +86,7 @@ class Fixed(PerQuery):
         """
         place = tokens.key_mask.cumsum(-1) - 1
         keys, count = compact(tokens.key_mask & (place % self.stride >= self.stride - self.summary))
-        start, stop = (self._before(count, at * self.summary) for at in (block, block + 1))
+        start, stop = self._before(count, block * self.summary), self._before(count, (block + 1) * self.summary)
         none, everyone = torch.zeros_like(start), count[:, None].expand_as(start)
         if tokens.causal:
             return self._round(tokens, order, offsets, keys, none, start if apart else stop)
