@@ -48,14 +48,14 @@ class Schedule(NamedTuple):
         return max(1, self.tokens // length)
 
 
-def loss_of(model: Copier, task: str, count: int, length: int, seed: int, step: int) -> torch.Tensor:
+def loss_of(model: nn.Module, task: str, count: int, length: int, seed: int, step: int) -> torch.Tensor:
     """The cross-entropy of the symbols that count, in the batch of a step."""
     examples = batch(task, count, length, seed, step)
     return F.cross_entropy(model(examples.seen)[examples.scored], examples.wanted[examples.scored])
 
 
 @torch.no_grad()
-def accuracy(model: Copier, task: str, schedule: Schedule, length: int, seed: int, step: int) -> float:
+def accuracy(model: nn.Module, task: str, schedule: Schedule, length: int, seed: int, step: int) -> float:
     """The share of symbols that a model gets right in fresh sequences."""
     model.eval()
     examples = batch(task, schedule.tests, length, seed, step, fresh=True)

@@ -376,7 +376,7 @@ def test_fixed(causal, queries, keys, offset, stride, summary, factors):
     key_mask = torch.rand(2, keys, generator=torch.Generator().manual_seed(keys)) < 0.7
     key_mask[0] = True
     mechanism = coterie.Fixed(stride=stride, summary=summary, factors=factors)
-    masks = {"key_mask": key_mask, "query_mask": torch.ones(2, queries, dtype=torch.bool)}
+    masks: Any = {"key_mask": key_mask, "query_mask": torch.ones(2, queries, dtype=torch.bool)}
     plan = mechanism.plan(q, k, **masks, is_causal=causal, causal_offset=offset, layer=3)
     met = plan.validate().to_dense()
     shift = keys - queries if offset is None else offset

@@ -34,7 +34,7 @@ def mab(x, y, part):
         for head in range(heads):
             mine = slice(size * head, size * (head + 1))
             scores = [(q[mine] @ (wk @ other + bk)[mine]) / math.sqrt(size) for other in y]
-            weights = torch.stack(scores).softmax(0) if scores else []
+            weights = torch.stack(scores).softmax(0)
             values = [weight * (wv @ other + bv)[mine] for weight, other in zip(weights, y, strict=True)]
             found.append(sum(values, torch.zeros(size, dtype=x.dtype)))
         h = norm(each + part.attend.out_proj.weight @ torch.cat(found) + part.attend.out_proj.bias, part.norm1)
