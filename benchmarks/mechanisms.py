@@ -27,6 +27,8 @@ MECHANISMS: list[Mechanism] = [
     coterie.Routing(clusters=64, window=256),
     coterie.Local(window=256),
     coterie.Longformer(window=256, global_tokens=4),
+    coterie.Strided(stride=64),
+    coterie.Fixed(stride=128, summary=8),
     coterie.TopK(k=128),
 ]
 

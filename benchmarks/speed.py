@@ -40,6 +40,8 @@ MECHANISMS: list[Mechanism] = [
     coterie.Routing(clusters=64, window=128),
     coterie.Local(window=128),
     coterie.Longformer(window=128, global_tokens=4),
+    coterie.Strided(stride=64),
+    coterie.Fixed(stride=128, summary=8),
 ]
 CELLS = 4096 * 4096 * 16  # scores a head beyond which quadratic candidates are left out of a pass
 

@@ -78,11 +78,20 @@ MECHANISMS: dict[str, coterie.Mechanism] = {
     "longformer": coterie.Longformer(window=15, global_tokens=2),
     "topk": coterie.TopK(k=9),
     "full": coterie.Full(),
+    "strided": coterie.Strided(stride=7),
+    "strided-heads": coterie.Strided(stride=7, factors="heads"),
+    "fixed": coterie.Fixed(stride=9, summary=2),
+    "fixed-heads": coterie.Fixed(stride=9, summary=2, factors="heads"),
 }
 CAUSAL = {name: m for name, m in MECHANISMS.items() if m.causality != "none"}
 STRICT = {
-    name: MECHANISMS[name] for name in ("near-far-strict", "reformer-strict", "local", "longformer", "topk", "full")
+    name: m
+    for name, m in MECHANISMS.items()
+    if name in ("near-far-strict", "reformer-strict", "topk", "full")
+    or name.startswith(("local", "longformer", "strided", "fixed"))
 }
+# These count positions: a hole inside a sequence is a distance.
+POSITIONAL = [name for name in MECHANISMS if name.startswith(("local", "longformer", "strided"))]
 MEANS = {name: m for name, m in MECHANISMS.items() if name.startswith(("clustered", "improved", "near-far"))}
 
 

@@ -95,6 +95,18 @@ def window_met(i: int, j: int, offset: int, window: int, causal: bool) -> bool:
     return 0 <= distance < window if causal else abs(distance) <= window // 2
 
 
+def strided_met(i: int, j: int, stride: int, causal: bool, pattern: int) -> bool:
+    """Whether pattern 1 or 2 of strided attention lets a query at position i meet the key at j (Child et al., §4.2)."""
+    met = abs(i - j) <= stride if pattern == 1 else (i - j) % stride == 0
+    return met and (j <= i or not causal)
+
+
+def fixed_met(i: int, j: int, stride: int, summary: int, causal: bool, pattern: int) -> bool:
+    """The same of fixed attention; i and j count real keys."""
+    met = i // stride == j // stride if pattern == 1 else j % stride >= stride - summary
+    return met and (j <= i or not causal)
+
+
 def hamming_lloyd(bits: list[list[int]], starts: list[int], iterations: int) -> list[int]:
     """Lloyd's algorithm on ±1 vectors: nearest centroid (ties to the first), then the bit majority (ties to +1)."""
     centroids = [list(bits[s]) for s in starts]

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from recipes.approximate.templates import Point
 from recipes.common.scores import mean_and_error
 from recipes.common.study import Result
+from recipes.common.templates import Point
 from recipes.common.tuning import DENSE, Answers
 
 _RESAMPLES = 400

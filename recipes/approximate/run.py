@@ -12,7 +12,6 @@ from recipes.approximate import shown as showing
 from recipes.approximate import sweep
 from recipes.approximate.kept import dense, kept
 from recipes.approximate.tasks import TASKS, tuning
-from recipes.approximate.templates import Point, points_of
 from recipes.approximate.words import words
 from recipes.common import command
 from recipes.common.models import out_folder
@@ -20,6 +19,7 @@ from recipes.common.precision import in_bf16
 from recipes.common.progress import bar
 from recipes.common.results import finish
 from recipes.common.study import Result, Study
+from recipes.common.templates import Point, points_of
 from recipes.common.tuning import DENSE, Tuning
 
 CLUSTERS = "5,10,15,25,50,100"

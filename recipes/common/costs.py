@@ -18,23 +18,30 @@ from recipes.common.models import attend_by
 from recipes.common.precision import autocast
 
 
-def scores_of_a_query(model: Any, texts: list[Any], mechanism: str) -> tuple[float, float]:
-    """How many scores a query computes in texts of one row each, means of clusters among them; and how many it would
-    compute densely. Where Coterie is not called the model runs densely: it does for a few tokens."""
-    met = pairs = queries = 0.0
+def scores_met(run: Callable[[], object]) -> float | None:
+    """How many scores a head computes in what runs, means of clusters among them, on average over all calls of Coterie;
+    None if it is not called."""
     heads: list[float] = []
-    attend_by(model, mechanism)
 
     def look(seen: Seen) -> None:
         plan = as_mechanism(seen.mechanism).plan(seen.q, seen.k, **seen.planning())
         heads.append(float(plan.pairs_met().double().mean()))
 
+    with coterie.observing(look):
+        run()
+    return statistics.fmean(heads) if heads else None
+
+
+def scores_of_a_query(model: Any, texts: list[Any], mechanism: str) -> tuple[float, float]:
+    """How many scores a query computes in texts of one row each, means of clusters among them; and how many it would
+    compute densely. Where Coterie is not called the model runs densely: it does for a few tokens."""
+    met = pairs = queries = 0.0
+    attend_by(model, mechanism)
     for text in texts:
-        heads.clear()
-        with coterie.observing(look), torch.no_grad():
-            model(**text)
         tokens = text["input_ids"].shape[1]
-        met += statistics.fmean(heads) if heads else tokens**2
+        with torch.no_grad():
+            found = scores_met(partial(model, **text))
+        met += tokens**2 if found is None else found
         pairs += tokens**2
         queries += tokens
     return met / queries, pairs / queries

@@ -103,13 +103,16 @@ def check_flag(name: str, value: object) -> None:
     expect_type(isinstance(value, bool), name, "a bool", type(value).__name__)
 
 
-def check_token_mask(name: str, mask: Tensor | None, shape: tuple[int, int], device: torch.device) -> None:
-    """A (batch, length) bool mask, True for real tokens."""
+def check_token_mask(
+    name: str, mask: Tensor | None, shape: tuple[int, int], device: torch.device, *, real: bool = True
+) -> None:
+    """A (batch, length) bool mask, True for real tokens, or for the others."""
     if mask is None:
         return
+    meaning = "real token" if real else "padding"
     expect_type(isinstance(mask, Tensor), name, "a tensor", type(mask).__name__)
     expect(tuple(mask.shape) == shape, name, "shape {}", tuple(mask.shape), shape)
-    expect_type(mask.dtype == torch.bool, name, "dtype torch.bool (True = real token)", mask.dtype)
+    expect_type(mask.dtype == torch.bool, name, "dtype torch.bool (True = {})", mask.dtype, meaning)
     expect(mask.device == device, name, "device {}", mask.device, device)
 
 

@@ -33,6 +33,8 @@ MECHANISMS = [
     "routing:clusters=4,window=16",
     "local:window=17",
     "longformer:window=9,global_tokens=2",
+    "strided:stride=6",
+    "fixed:stride=8,summary=2",
     "topk:k=9",
     "near-far:near=9,chunk=16",
 ]

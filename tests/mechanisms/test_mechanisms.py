@@ -12,8 +12,16 @@ import torch.nn.functional as F
 import coterie
 from coterie.planning.orders import Parts, order_by
 from tests import cases
-from tests.cases import MECHANISMS, all_close, close, fails, mistakes, tensors
-from tests.oracles import clustered, improved_clustered, merge_rounds, softmax_over, window_met
+from tests.cases import MECHANISMS, all_close, check_gradients, close, fails, mistakes, tensors
+from tests.oracles import (
+    clustered,
+    fixed_met,
+    improved_clustered,
+    merge_rounds,
+    softmax_over,
+    strided_met,
+    window_met,
+)
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -330,6 +338,92 @@ def test_longformer(causal, offset):
                 assert int(met[b, 0, i, j]) == int(pair), (b, i, j)
 
 
+# Lengths that no stride divides, more queries than keys, a cache in front, queries before the first and after the last.
+PLACES = [(1, 1, None), (40, 40, None), (11, 50, None), (40, 9, None), (30, 20, 4), (13, 6, -20), (7, 7, 19)]
+FACTORS = {"merged": ((1, 2), (1, 2)), "heads": ((1,), (2,)), "layers": ((2,), (2,))}  # of both heads, in layer 3
+
+
+def alone(met: list[bool], place: int, causal: bool) -> list[int]:
+    """The row of a query; causal, one that meets nobody meets itself."""
+    row = [int(pair) for pair in met]
+    if causal and not any(met) and 0 <= place < len(met):
+        row[place] = 1
+    return row
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("queries", "keys", "offset"), PLACES)
+@pytest.mark.parametrize("stride", [1, 7, 1000])
+@pytest.mark.parametrize("factors", FACTORS)
+def test_strided(causal, queries, keys, offset, stride, factors):
+    q, k, _ = tensors(1, 2, queries, keys, dim=2)
+    mechanism = coterie.Strided(stride=stride, factors=factors)
+    met = mechanism.plan(q, k, is_causal=causal, causal_offset=offset, layer=3).validate().to_dense()[0]
+    shift = keys - queries if offset is None else offset
+    for head, patterns in enumerate(FACTORS[factors]):
+        for i in range(queries):
+            place = i + shift
+            want = [any(strided_met(place, j, stride, causal, p) for p in patterns) for j in range(keys)]
+            assert met[head, i].tolist() == alone(want, place, causal), (head, i)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("queries", "keys", "offset"), PLACES)
+@pytest.mark.parametrize(("stride", "summary"), [(1, 1), (5, 2), (1000, 3)])
+@pytest.mark.parametrize("factors", FACTORS)
+def test_fixed(causal, queries, keys, offset, stride, summary, factors):
+    q, k, _ = tensors(2, 2, queries, keys, dim=2)
+    key_mask = torch.rand(2, keys, generator=torch.Generator().manual_seed(keys)) < 0.7
+    key_mask[0] = True
+    mechanism = coterie.Fixed(stride=stride, summary=summary, factors=factors)
+    masks: Any = {"key_mask": key_mask, "query_mask": torch.ones(2, queries, dtype=torch.bool)}
+    plan = mechanism.plan(q, k, **masks, is_causal=causal, causal_offset=offset, layer=3)
+    met = plan.validate().to_dense()
+    shift = keys - queries if offset is None else offset
+    for b in range(2):
+        real = key_mask[b].tolist()
+        before = [sum(real[:j]) for j in range(keys + 1)]
+        for head, patterns in enumerate(FACTORS[factors]):
+            for i in range(queries):
+                place = i + shift
+                inside = min(max(place, 0), keys)
+                at = before[inside] + place - inside
+                want = [
+                    real[j]
+                    and (j <= place or not causal)
+                    and any(fixed_met(at, before[j], stride, summary, False, p) for p in patterns)
+                    for j in range(keys)
+                ]
+                row = alone(want, place if 0 <= place < keys and real[place] else -1, causal)
+                assert met[b, head, i].tolist() == row, (b, head, i)
+
+
+def test_patterns_of_the_sparse_transformer_are_the_papers():
+    """Without padding, causal, both sides of one length: A¹ and A² as they are written there."""
+    q, k, _ = tensors(1, 1, 29, dim=2)
+    for pattern in (1, 2):
+        strided = coterie.Strided(stride=5, factors="layers").plan(q, k, is_causal=True, layer=pattern - 1)
+        fixed = coterie.Fixed(stride=5, summary=2, factors="layers").plan(q, k, is_causal=True, layer=pattern - 1)
+        for i in range(29):
+            want = [int(strided_met(i, j, 5, True, pattern)) for j in range(29)]
+            assert strided.to_dense()[0, 0, i].tolist() == want
+            met = [fixed_met(i, j, 5, 2, True, pattern) for j in range(29)]
+            assert fixed.to_dense()[0, 0, i].tolist() == alone(met, i, True)
+
+
+@pytest.mark.parametrize("name", ["strided", "strided-heads", "fixed", "fixed-heads"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_factorized_patterns_are_softmax_over_the_pairs_with_gradients(name, causal):
+    inputs = [x.requires_grad_() for x in tensors(1, 2, 11, 13, dim=1)]
+    check_gradients(lambda q, k, v: coterie.attention(q, k, v, MECHANISMS[name], is_causal=causal), inputs)
+    q, k, v = (x.detach() for x in inputs)
+    met = MECHANISMS[name].plan(q, k, is_causal=causal).to_dense()[0]
+    assert met.max() == 1  # each pair once
+    out = coterie.attention(q, k, v, MECHANISMS[name], is_causal=causal)
+    for head in range(2):
+        close(out[0, head], softmax_over(q[0, head], k[0, head], v[0, head], 1.0, met[head])[0])
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_topk_is_the_true_top(causal):
     q, k, _ = tensors(2, 2, 30, 40)
@@ -413,6 +507,12 @@ BAD = [
     (lambda: coterie.Routing(window=0), ValueError, r"window: expected an int ≥ 1, got 0"),
     (lambda: coterie.Local(window=2.5), TypeError, r"window: expected an int, got float"),  # type: ignore[arg-type]
     (lambda: coterie.Longformer(global_tokens=-1), ValueError, r"global_tokens: expected an int ≥ 0, got -1"),
+    (lambda: coterie.Strided(stride=0), ValueError, r"stride: expected an int ≥ 1, got 0"),
+    (lambda: coterie.Strided(factors="both"), ValueError, r"factors: expected one of 'merged', .* got 'both'"),
+    (lambda: coterie.Fixed(stride=2.5), TypeError, r"stride: expected an int, got float"),  # type: ignore[arg-type]
+    (lambda: coterie.Fixed(summary=0), ValueError, r"summary: expected an int ≥ 1, got 0"),
+    (lambda: coterie.Fixed(stride=4), ValueError, r"summary: expected at most the 4 keys of a block, got 8"),
+    (lambda: coterie.Fixed(factors="x"), ValueError, r"factors: expected one of 'merged', .* got 'x'"),
     (lambda: coterie.TopK(k=0), ValueError, r"k: expected an int ≥ 1, got 0"),
     (lambda: coterie.as_mechanism("nope"), ValueError, r"mechanism: expected one of smyrf, clustered, .* got 'nope'"),
     (lambda: coterie.as_mechanism("smyrf:size=3"), ValueError, r"smyrf: expected a field of rounds, .* got 'size'"),

@@ -9,7 +9,7 @@ import torch
 
 import coterie
 from coterie import Means, Mechanism, Plan, Round, Tokens
-from tests.cases import MECHANISMS, close, padding, tensors
+from tests.cases import MECHANISMS, POSITIONAL, close, padding, tensors
 
 LENGTHS = [23, 9, 1, 0]
 SIDES = ("right", "left", "scattered")
@@ -231,7 +231,7 @@ def test_a_mean_that_holds_padding_is_refused_by_name(which, given, compiled, ba
 def test_our_own_plans_name_no_padding_so_masks_change_no_bit(name):
     """grouped_attention without masks is what ran before: the plan alone keeps padding out."""
     q, k, v = tensors(4, 2, 61)
-    mask = padding(4, 61, [61, 30, 2, 0], "scattered" if name not in ("local", "longformer") else "left")
+    mask = padding(4, 61, [61, 30, 2, 0], "scattered" if name not in POSITIONAL else "left")
     plan = MECHANISMS[name].plan(q, k, key_mask=mask)
     counts = plan.to_dense()
     assert not counts.transpose(1, 2)[~mask].any()

@@ -11,11 +11,11 @@ import pytest
 from datasets import Dataset
 from recipes.approximate import tasks
 from recipes.approximate.kept import Estimate, Kept, dense, kept, resampled
-from recipes.approximate.templates import Point, points_of
 from recipes.approximate.words import words
 from recipes.common import models
 from recipes.common.classification import FineTuning, Task, _judged
 from recipes.common.scores import accuracy
+from recipes.common.templates import Point, points_of
 from recipes.common.training import Schedule
 from recipes.common.tuning import Answers
 from transformers import (

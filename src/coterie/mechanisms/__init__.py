@@ -13,11 +13,14 @@ from coterie.mechanisms.local import Local  # isort: skip
 from coterie.mechanisms.longformer import Longformer  # isort: skip
 from coterie.mechanisms.topk import TopK  # isort: skip
 from coterie.mechanisms.full import Full  # isort: skip
+from coterie.mechanisms.strided import Strided  # isort: skip
+from coterie.mechanisms.fixed import Fixed  # isort: skip
 from coterie.mechanisms.at_least import AtLeast  # isort: skip
 
 __all__ = [
     "AtLeast",
     "Clustered",
+    "Fixed",
     "Full",
     "ImprovedClustered",
     "Local",
@@ -27,6 +30,7 @@ __all__ = [
     "Reformer",
     "Routing",
     "Smyrf",
+    "Strided",
     "Tokens",
     "TopK",
     "as_mechanism",

@@ -1,0 +1,4 @@
+from recipes.common.command import run
+from recipes.copy.run import main
+
+run("copy", main)
