@@ -122,10 +122,10 @@ def write_folder(where: Path) -> Path:
     """The same model as transformers stores it, with a tokenizer of single bytes and three words."""
     from recipes.whisper import weights
     from transformers import WhisperFeatureExtractor, WhisperTokenizerFast
-    from transformers.models.gpt2.tokenization_gpt2 import bytes_to_unicode
 
-    letters = bytes_to_unicode()
-    texts = [*(letters[i] for i in range(256)), "Ġone", "Ġtwo", "Ġthree"]
+    printed = {*range(33, 127), *range(161, 173), *range(174, 256)}  # GPT-2 writes other bytes as letters from Ā on
+    others = iter(range(256, 512))
+    texts = [*(chr(i) if i in printed else chr(next(others)) for i in range(256)), "Ġone", "Ġtwo", "Ġthree"]
     special = ["<|endoftext|>", "<|startoftranscript|>", "<|notimestamps|>"]
     tokenizer = WhisperTokenizerFast(vocab={token: i for i, token in enumerate([*texts, *special])}, merges=[])
     tokenizer.add_special_tokens({"additional_special_tokens": special})
