@@ -312,7 +312,7 @@ def test_the_causal_copy_runs_with_what_can(tmp_path):
 
 def test_killed_half_way_it_ends_with_the_same_numbers(tmp_path):
     """SIGKILL in the middle of training; the run that goes on gives the bits of one that was left alone."""
-    given = ["--mechanism", CELL.mechanism, *SMALL[:-4], "--steps", 400, "--every", 5, "--lengths", "10"]
+    given = ["--mechanism", CELL.mechanism, *SMALL[:-4], "--steps", 60, "--every", 5, "--lengths", "10"]
     command = [sys.executable, "-m", "recipes.copy", *map(str, given), "--out", str(tmp_path / "killed")]
     environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
