@@ -38,7 +38,7 @@ def load(files: Files, *, utterances: int | None = None, tests: int | None = Non
         collected(str(files.where), some(_listed(files, root, part, left_out), count), left_out)
         for part, count in (("train", utterances), ("test", tests))
     ]
-    return fixed("AN4", parts[0], parts[1], left_out, 60)
+    return fixed("AN4", parts[0], parts[1], left_out, 20)
 
 
 def _listed(files: Files, root: str, part: str, left_out: list[str]) -> list[tuple[str, str, Callable[[], Tensor]]]:

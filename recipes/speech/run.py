@@ -61,7 +61,7 @@ def main(
     digits: Annotated[
         str, typer.Option(help="FSDD: strings of so many, in the test and at the end of training.")
     ] = "20-40",
-    first: Annotated[str, typer.Option(help="FSDD: strings of so many at the beginning of training.")] = "2-5",
+    first: Annotated[str, typer.Option(help="FSDD: strings of so many at the beginning of training.")] = "1-3",
     held_out: Annotated[
         str, typer.Option(help="FSDD: 'recordings' (the first five of each), or speakers, separated by commas.")
     ] = "recordings",
@@ -72,7 +72,7 @@ def main(
         int | None, typer.Option(min=1, help="Train on so many, FSDD: recordings; all by default.")
     ] = None,
     tests: Annotated[int | None, typer.Option(min=1, help="Test on so many; all by default, FSDD: 60 strings.")] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="AN4 60, others 30 by default.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="AN4 20, others 30 by default.")] = None,
     frames: Annotated[int, typer.Option(min=100, help="Of a batch, 100 a second, padding included.")] = Settings.frames,
     rate: Annotated[float, typer.Option(help="Of AdamW, at its highest.")] = Settings.rate,
     dim: Annotated[int, typer.Option(min=8, help="Width of the model.")] = Config.dim,

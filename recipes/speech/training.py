@@ -43,7 +43,7 @@ class Settings:
     """
 
     epochs: int
-    frames: int = 4000
+    frames: int = 2000
     rate: float = 1e-3
     warmup: float = 0.05
     decay: float = 0.01

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from recipes.common.progress import bar
+from recipes.common.progress import Bar
 from recipes.speech.corpus import Utterance, fixed
 from recipes.speech.network import Config, attend_by
 from recipes.speech.testing import Reader, errors, hear, milliseconds
@@ -16,6 +16,7 @@ from coterie.cli.inputs import UserError
 from recipes.speech import testing, training
 
 LETTERS = "AB "
+QUIET = Bar(lambda *_: None, 1)
 
 
 def spoken(text, seed):
@@ -40,8 +41,7 @@ def new(mechanism="dense", **settings):
 
 def test_it_learns_what_can_be_learned(tmp_path):
     learning = new(epochs=40, augment=False)
-    with bar(1) as shown:
-        found = train(learning, tmp_path, shown, lambda model: 0.5)
+    found = train(learning, tmp_path, QUIET, lambda model: 0.5)
     assert found["losses"][-1] < 0.2 < found["losses"][0]
     assert found["steps"] == learning.step
     assert len(found["losses"]) == 40
@@ -73,8 +73,7 @@ def test_a_run_that_was_killed_ends_with_the_same_bits(tmp_path, monkeypatch, me
             return advance(batch, progress)
 
         learning.advance = dying
-        with bar(1) as shown:
-            return learning.model, train(learning, folder, shown, _fingerprint, looks=3)
+        return learning.model, train(learning, folder, QUIET, _fingerprint, looks=3)
 
     (tmp_path / "whole").mkdir()
     (tmp_path / "killed").mkdir()
