@@ -81,7 +81,6 @@ MECHANISMS: dict[str, coterie.Mechanism] = {
     "strided": coterie.Strided(stride=7),
     "strided-heads": coterie.Strided(stride=7, factors="heads"),
     "fixed": coterie.Fixed(stride=9, summary=2),
-    "fixed-heads": coterie.Fixed(stride=9, summary=2, factors="heads"),
 }
 CAUSAL = {name: m for name, m in MECHANISMS.items() if m.causality != "none"}
 STRICT = {

@@ -340,6 +340,10 @@ def test_longformer(causal, offset):
 
 # Lengths that no stride divides, more queries than keys, a cache in front, queries before the first and after the last.
 PLACES = [(1, 1, None), (40, 40, None), (11, 50, None), (40, 9, None), (30, 20, 4), (13, 6, -20), (7, 7, 19)]
+FACTORIZED = [
+    *(coterie.Strided(stride=7, factors=factors) for factors in ("merged", "heads")),
+    *(coterie.Fixed(stride=9, summary=2, factors=factors) for factors in ("merged", "heads")),
+]
 FACTORS = {"merged": ((1, 2), (1, 2)), "heads": ((1,), (2,)), "layers": ((2,), (2,))}  # of both heads, in layer 3
 
 
@@ -411,15 +415,15 @@ def test_patterns_of_the_sparse_transformer_are_the_papers():
             assert fixed.to_dense()[0, 0, i].tolist() == alone(met, i, True)
 
 
-@pytest.mark.parametrize("name", ["strided", "strided-heads", "fixed", "fixed-heads"])
+@pytest.mark.parametrize("mechanism", FACTORIZED, ids=str)
 @pytest.mark.parametrize("causal", [False, True])
-def test_factorized_patterns_are_softmax_over_the_pairs_with_gradients(name, causal):
+def test_factorized_patterns_are_softmax_over_the_pairs_with_gradients(mechanism, causal):
     inputs = [x.requires_grad_() for x in tensors(1, 2, 11, 13, dim=1)]
-    check_gradients(lambda q, k, v: coterie.attention(q, k, v, MECHANISMS[name], is_causal=causal), inputs)
+    check_gradients(lambda q, k, v: coterie.attention(q, k, v, mechanism, is_causal=causal), inputs)
     q, k, v = (x.detach() for x in inputs)
-    met = MECHANISMS[name].plan(q, k, is_causal=causal).to_dense()[0]
+    met = mechanism.plan(q, k, is_causal=causal).to_dense()[0]
     assert met.max() == 1  # each pair once
-    out = coterie.attention(q, k, v, MECHANISMS[name], is_causal=causal)
+    out = coterie.attention(q, k, v, mechanism, is_causal=causal)
     for head in range(2):
         close(out[0, head], softmax_over(q[0, head], k[0, head], v[0, head], 1.0, met[head])[0])
 

@@ -32,7 +32,8 @@ class Fixed(PerQuery):
     Args:
         stride: keys of a block.
         summary: how many of them, the last ones, everybody meets; the paper takes 8, 16 or 32 of 128 or 256.
-        factors: as in Strided.
+        factors: as in Strided. Where A² stands alone and holds no key, a causal query attends to itself; if not causal,
+            in sequences of at most stride − summary keys, its answer is 0.
 
     Example:
         >>> import coterie, torch
