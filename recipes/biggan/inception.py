@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import warnings
 from pathlib import Path
 from typing import Any
@@ -31,12 +30,6 @@ class Inception(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """As the file wants it called."""
         return self.network(x, return_features=True)
-
-
-def digest_of(file: Path) -> str:
-    """A few letters that stand for these weights."""
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()[:12]
 
 
 def fid_and_kid(file: Path, real: Images, fake: Images) -> dict[str, float]:

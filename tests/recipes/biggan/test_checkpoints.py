@@ -6,6 +6,7 @@ import random
 import warnings
 from contextlib import suppress
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -267,7 +268,7 @@ def test_optimisers_of_old_files_go_by_addresses(foreign):
     """PyTorch 1.0, which the published folders are of, numbered parameters by where they lay in memory."""
     network = published.load(foreign, "best0").g
     places = [140_000_000_000_000 + 8 * index for index in range(len(list(network.parameters())))]
-    rows = {
+    rows: dict[int, Any] = {
         place: {"step": 3, "exp_avg": torch.randn_like(p), "exp_avg_sq": torch.rand_like(p)}
         for place, p in zip(places, network.parameters(), strict=True)
     }
