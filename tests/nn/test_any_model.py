@@ -309,6 +309,29 @@ def test_fit_on_images():
     assert found.lengths[0].tokens == 64
 
 
+@pytest.mark.parametrize("output", [dict, lambda **parts: None], ids=["a dict", "nothing"])
+def test_a_model_whose_output_begins_with_no_tensor(output):
+    """As those that find objects: it can be looked into, and fitted by a measure of one's own."""
+
+    class Finds(Model):
+        def forward(self, x):
+            self.seen = super().forward(x)
+            return output(boxes=self.seen)
+
+    net, batches = Finds(Attention(), torchs=True).eval(), [torch.randn(1, 40, 16) for _ in range(2)]
+    assert sorted(head_errors(net, batches[0], coterie.as_mechanism(LOCAL))) == ["blocks.0", "last.self_attn"]
+    refused = r"measure: expected a callable, as Finds gives no tensor, and nothing that begins with one, got 'hidden'"
+    with pytest.raises(ValueError, match=refused):
+        coterie.fit(net, batches, 0.5, candidates=[LOCAL])
+    assert forwards(net) == []
+
+    def fidelity(model, batch):
+        model(batch)
+        return float(model.seen.isfinite().all())
+
+    assert coterie.fit(net, batches, 0.5, candidates=[LOCAL], measure=fidelity).holds
+
+
 def test_attention_by_hand_that_no_adapter_knows_is_refused():
     net = Odd()
     listed = r"attention that is written out by hand in attn \(OddAttention\)"
