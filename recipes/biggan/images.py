@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps
 from torch import Tensor
 
 from coterie.cli.inputs import UserError
@@ -90,8 +90,8 @@ def _files(folder: Path) -> list[Path]:
 def _read(file: Path, resolution: int, resize: bool) -> np.ndarray:
     try:
         with Image.open(file) as opened:
-            image = opened.convert("RGB")
-    except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+            image = _coloured(ImageOps.exif_transpose(opened))
+    except Exception as error:  # a damaged file may make its reader stumble anywhere
         raise UserError(f"{file} cannot be read as an image: {error}.") from error
     width, height = image.size
     if (width, height) != (resolution, resolution):
@@ -105,3 +105,13 @@ def _read(file: Path, resolution: int, resize: bool) -> np.ndarray:
         box = (left, top, left + side, top + side)
         image = image.resize((resolution, resolution), Image.Resampling.LANCZOS, box=box)
     return np.asarray(image)
+
+
+def _coloured(image: Image.Image) -> Image.Image:
+    """Three bytes a pixel. What is transparent is seen on white, as on our sheets; 16 bits are scaled to 8, of which
+    Pillow would take whatever is above 255 for white."""
+    if image.mode.startswith("I"):
+        image = Image.fromarray((np.asarray(image, np.float64).clip(0, 65_535) / 257).round().astype(np.uint8))
+    if image.has_transparency_data:
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
+    return image.convert("RGB")

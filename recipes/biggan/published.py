@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from coterie.checks import expect
 from coterie.cli.inputs import UserError
 from recipes.biggan.config import BOTTOM, WIDTHS, Config
 from recipes.biggan.discriminator import Discriminator
@@ -79,17 +80,20 @@ def save(folder: Path, checkpoint: Checkpoint, suffix: str = "") -> None:
 def config_of(g: State, d: State | None, file: Path) -> Config:
     """The sizes of a generator and its discriminator, from the shapes of their weights."""
     try:
-        blocks = 1 + max(int(key.split(".")[1]) for key in g if key.startswith("blocks."))
-        resolution = BOTTOM * 2**blocks
-        ch = g["output_layer.2.weight"].shape[1] // WIDTHS[resolution][-1]
-        gain = g["blocks.0.0.bn1.gain.weight"].shape
-        chunk = g["linear.weight"].shape[1]
-    except (KeyError, ValueError, IndexError) as error:
+        last, first, linear = (
+            g[f"{name}.weight"].shape for name in ("output_layer.2", "blocks.0.0.bn1.gain", "linear")
+        )
+    except KeyError as error:
         raise UserError(f"{file} is not a generator of BigGAN-PyTorch: there is no {error.args[0]!r} in it.") from error
     shared = g["shared.weight"].shape if "shared.weight" in g else None
-    hierarchical = shared is not None and gain[1] > shared[1]
-    attention = tuple(BOTTOM * 2 ** (i + 1) for i in _attention(g))
     try:
+        width, gain, chunk = last[1], first, linear[1]
+        blocks = 1 + max(int(key.split(".")[1]) for key in g if key.startswith("blocks."))
+        resolution = BOTTOM * 2**blocks
+        expect(resolution in WIDTHS, "blocks", f"those of {', '.join(map(str, WIDTHS))}²", f"{blocks} of them")
+        ch = width // WIDTHS[resolution][-1]
+        hierarchical = shared is not None and gain[1] > shared[1]
+        attention = tuple(BOTTOM * 2 ** (i + 1) for i in _attention(g))
         plain = Config(resolution, ch, attention=())
         return Config(
             resolution=resolution,
@@ -113,14 +117,16 @@ def _attention(state: State) -> list[int]:
 def _optimiser(file: Path, network: nn.Module) -> dict[str, Any]:
     """An optimiser's state; its rows are the network's parameters in their order."""
     found = weights.read(file)
-    rows = found.get("state") if isinstance(found, dict) else None
-    if not isinstance(rows, dict) or "param_groups" not in found:
-        raise UserError(f"{file} holds no state of an optimiser.")
+    try:
+        # Rows go by number, or, in files from before PyTorch 1.5, by where parameters once lay in memory.
+        rows = [found["state"].get(row) for group in found["param_groups"] for row in group["params"]]
+        shapes = [None if row is None else tuple(row["exp_avg"].shape) for row in rows]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{file} holds no state of an optimiser.") from error
     parameters = list(network.named_parameters())
-    for row, (name, parameter) in enumerate(parameters):
-        if row in rows and rows[row]["exp_avg"].shape != parameter.shape:
-            shapes = f"the shape {tuple(rows[row]['exp_avg'].shape)}, expected {tuple(parameter.shape)}"
-            raise UserError(f"{file}: what belongs to {name} has {shapes}.")
-    if rows and max(rows) >= len(parameters):
-        raise UserError(f"{file} is of a network with more than {len(parameters)} parameters.")
+    if len(rows) != len(parameters):
+        raise UserError(f"{file} is of a network with {len(rows)} parameters, expected {len(parameters)}.")
+    for (name, parameter), shape in zip(parameters, shapes, strict=True):
+        if shape not in (None, tuple(parameter.shape)):
+            raise UserError(f"{file}: what belongs to {name} has the shape {shape}, expected {tuple(parameter.shape)}.")
     return found

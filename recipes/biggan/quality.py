@@ -134,6 +134,7 @@ def precision_recall(real: Tensor, fake: Tensor, near: int = _NEAR) -> tuple[flo
 
 
 def _inside(points: Tensor, centres: Tensor, near: int) -> float:
+    points, centres = points.double(), centres.double()  # cdist multiplies, and loses digits far from 0
     reach = torch.cdist(centres, centres).kthvalue(near + 1, 1).values  # the nearest of all is itself
     return float((torch.cdist(points, centres) <= reach).any(1).double().mean())
 

@@ -25,6 +25,7 @@ from recipes.biggan.rates import TTUR
 from recipes.biggan.sampling import sample
 from recipes.biggan.training import Settings, Training, part_size
 from recipes.common import command, weights
+from recipes.common.digest import of_file
 from recipes.common.models import out_folder, slug
 from recipes.common.precision import in_bf16
 from recipes.common.processes import processes
@@ -245,6 +246,7 @@ def main(
             "config": config.to_dict(),
             "training": base.to_dict(),
             "processes": processes().num_processes,
+            "inception": None if inception is None else of_file(inception),  # no run that is done has FID otherwise
         }
         study = Study.open(out_folder(out, f"biggan-{resolution}", quick), settings, fresh=fresh)
         features = features_of(study, train, 20 if quick else 600, shown)

@@ -15,6 +15,7 @@ def trained_with(results: list[Result], floor: Result) -> Table:
     """Each mechanism, trained and run with; its difference to dense is that of the same seeds."""
     dense = {r["seed"]: r["quality"][DENSE]["distance"] for r in results if r["trained"] == DENSE}
     base = _median([r["seconds_per_step"] for r in results if r["trained"] == DENSE])
+    by_inception = [key for key in ("fid", "kid") if all(key in r["quality"][r["trained"]] for r in results)]
     rows = []
     for name in _names(results):
         mine = [r for r in results if r["trained"] == name]
@@ -29,14 +30,16 @@ def trained_with(results: list[Result], floor: Result) -> Table:
                 "" if name == DENSE else _shown(apart, sign="+"),
                 _shown([each["precision"] for each in found]),
                 _shown([each["recall"] for each in found]),
+                *(_shown([each[key] for each in found]) for key in by_inception),
                 f"{min(r['variety'][-1][1] for r in mine):.0%}",
                 f"{took:.2f}",
                 "–" if math.isnan(base) or math.isnan(took) else f"{took / base:.2f}×",
             ]
         )
-    real = ["real images", "", *(f"{floor[key]:.3f}" for key in ("distance",)), ""]
-    rows.append([*real, f"{floor['precision']:.3f}", f"{floor['recall']:.3f}", "100%", "", ""])
-    columns = ["trained and run with", "pairs", "distance", "to dense", "precision", "recall", "least variety"]
+    real = ["real images", "", f"{floor['distance']:.3f}", "", f"{floor['precision']:.3f}", f"{floor['recall']:.3f}"]
+    rows.append([*real, *("" for _ in by_inception), "100%", "", ""])
+    columns = ["trained and run with", "pairs", "distance", "to dense", "precision", "recall"]
+    columns += [*map(str.upper, by_inception), "least variety"]
     title = f"Fréchet distance in the features of a small network (not FID), {_count(dense)}, ± standard error"
     return title, [*columns, "s a step", "to dense"], rows
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 
@@ -18,3 +19,17 @@ def digest(*parts: Iterable[Any]) -> str:
     for part in parts:
         found.update(json.dumps(list(part), ensure_ascii=True).encode())
     return found.hexdigest()[:12]
+
+
+def of_file(file: Path) -> str:
+    """Of whatever a file holds.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     Path(folder, "weights").write_bytes(b"1, 2, 3")
+    ...     of_file(Path(folder, "weights"))
+    7
+    'a386b3c9b4b4'
+    """
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()[:12]

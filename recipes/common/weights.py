@@ -25,7 +25,7 @@ def read(file: Path) -> Any:
         raise UserError(f"there is no {file}.") from error
     except pickle.UnpicklingError as error:
         raise UserError(f"{file} is damaged, or holds more than tensors and plain values: it is not read.") from error
-    except (OSError, EOFError, RuntimeError, ValueError, KeyError) as error:
+    except Exception as error:  # PyTorch's reader of files from before 1.6 stumbles over damage in many ways
         words = next(iter(str(error).splitlines()), type(error).__name__)
         raise UserError(f"{file} cannot be read as weights: {words}") from error
 
@@ -33,7 +33,8 @@ def read(file: Path) -> Any:
 def read_state(file: Path) -> State:
     """A state dict; the `module.` that data parallelism puts before its keys is dropped."""
     found = read(file)
-    if not isinstance(found, Mapping) or not found or not all(isinstance(v, Tensor) for v in found.values()):
+    named = isinstance(found, Mapping) and found and all(isinstance(key, str) for key in found)
+    if not named or not all(isinstance(value, Tensor) for value in found.values()):
         raise UserError(f"{file} holds no state dict: expected names with tensors.")
     return {key.removeprefix("module."): value for key, value in found.items()}
 
@@ -61,6 +62,8 @@ def fill(model: nn.Module, state: State, file: Path) -> None:
             raise UserError(f"{file} has no {key}, which this architecture needs.")
         if state[key].shape != value.shape:
             raise UserError(f"{file}: {key} has the shape {tuple(state[key].shape)}, expected {tuple(value.shape)}.")
+        if value.is_floating_point() and not state[key].is_floating_point():
+            raise UserError(f"{file}: {key} holds {str(state[key].dtype).removeprefix('torch.')}, expected floats.")
     for key in state:
         if key not in mine:
             raise UserError(f"{file} has {key}, which this architecture does not know.")

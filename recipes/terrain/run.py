@@ -18,6 +18,7 @@ from coterie.files import write_whole
 from coterie.mechanisms import Mechanism
 from coterie.observe import Seen
 from recipes.common import clusters, command
+from recipes.common.digest import of_file
 from recipes.common.models import out_folder
 from recipes.common.progress import Bar, bar
 from recipes.common.results import finish
@@ -82,6 +83,7 @@ def main(
     settings = {
         "recipe": "terrain",
         "weights": None if weights is None else str(weights),
+        "weights digest": None if weights is None else of_file(weights),
         "mechanisms": [str(way) for way in chosen],
         "tokens": tokens,
         "block": plan.block,

@@ -311,8 +311,9 @@ def split_mask(attn_mask: Tensor | None, sizes: Sizes, q: Tensor) -> SplitMask:
 
 
 def readable(x: Tensor) -> bool:
-    """Whether a tensor's values can be looked at: not in a graph that is being compiled, nor on the meta device."""
-    return not (torch.compiler.is_compiling() or x.is_meta)
+    """Whether a tensor's values can be looked at: not in a graph that is being compiled, nor on the meta device, nor in
+    torch.vmap."""
+    return not (torch.compiler.is_compiling() or x.is_meta or torch._C._functorch.is_batchedtensor(x))
 
 
 def no_autocast(device: torch.device) -> AbstractContextManager[object]:

@@ -53,10 +53,19 @@ class Host(ABC):
             return self.model(**batch)
         return self.model(*batch) if isinstance(batch, tuple) else self.model(batch)
 
+    def attend(self, batch: Any) -> Any:
+        """One forward pass, of which no more is wanted than that attention runs."""
+        return self.run(batch)
+
     def hidden(self, batch: Any) -> Tensor:
         """The final hidden states, (B, N, dim); an image is one vector."""
-        out = self.run(batch)
-        found: Tensor = out if isinstance(out, Tensor) else out[0]
+        out = self.attend(batch)
+        try:
+            found = out if isinstance(out, Tensor) else out[0]
+        except (KeyError, IndexError, TypeError):
+            found = out
+        what = f"a callable, as {type(self.model).__name__} gives no tensor, and nothing that begins with one"
+        expect(isinstance(found, Tensor), "measure", what, "'hidden'")
         return found.flatten(1)[:, None] if found.ndim > 3 else found
 
     def put_everywhere(self, mechanism: str) -> None:
@@ -170,8 +179,11 @@ class HfHost(Host):
     def run(self, batch: Any) -> Any:
         return super().run({name: value for name, value in batch.items() if name not in _NOTES})
 
+    def attend(self, batch: Any) -> Any:
+        return getattr(self.model, "base_model", self.model)(**without_labels(batch))
+
     def hidden(self, batch: Any) -> Tensor:
-        out = getattr(self.model, "base_model", self.model)(**without_labels(batch))
+        out = self.attend(batch)
         found = getattr(out, "last_hidden_state", getattr(out, "logits", None))
         what = f"a callable, as {type(self.model).__name__} gives neither hidden states nor logits"
         expect(isinstance(found, Tensor), "measure", what, "'hidden'")
@@ -223,7 +235,7 @@ def watch_dense(model: Any, batch: Any, look: Callable[[str, Seen], None]) -> tu
     host.put_everywhere("full")
     try:
         with host.watching(), observing(observer):
-            host.hidden(batch)
+            host.attend(batch)
     finally:
         host.restore()
     return tuple(name for name in host.names if name not in done)

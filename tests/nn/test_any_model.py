@@ -309,6 +309,29 @@ def test_fit_on_images():
     assert found.lengths[0].tokens == 64
 
 
+@pytest.mark.parametrize("output", [dict, lambda **parts: None], ids=["a dict", "nothing"])
+def test_a_model_whose_output_begins_with_no_tensor(output):
+    """As those that find objects: it can be looked into, and fitted by a measure of one's own."""
+
+    class Finds(Model):
+        def forward(self, x):
+            self.seen = super().forward(x)
+            return output(boxes=self.seen)
+
+    net, batches = Finds(Attention(), torchs=True).eval(), [torch.randn(1, 40, 16) for _ in range(2)]
+    assert sorted(head_errors(net, batches[0], coterie.as_mechanism(LOCAL))) == ["blocks.0", "last.self_attn"]
+    refused = r"measure: expected a callable, as Finds gives no tensor, and nothing that begins with one, got 'hidden'"
+    with pytest.raises(ValueError, match=refused):
+        coterie.fit(net, batches, 0.5, candidates=[LOCAL])
+    assert forwards(net) == []
+
+    def fidelity(model, batch):
+        model(batch)
+        return float(model.seen.isfinite().all())
+
+    assert coterie.fit(net, batches, 0.5, candidates=[LOCAL], measure=fidelity).holds
+
+
 def test_attention_by_hand_that_no_adapter_knows_is_refused():
     net = Odd()
     listed = r"attention that is written out by hand in attn \(OddAttention\)"
@@ -506,3 +529,125 @@ def test_timms_attention_calls_sdpa():
     with coterie.nn.swap(net, "full") as swapped:
         close(net(x), want, rtol=1e-4, atol=1e-4)
     assert swapped.calls == {"blocks.0.attn": "full", "blocks.1.attn": "full"}
+
+
+# --- what looks alike -------------------------------------------------------------------------------------------------
+
+
+class Shifted(nn.MultiheadAttention):
+    """PyTorch's attention with a forward of its own."""
+
+    def forward(self, query, key, value, **settings):  # type: ignore[override]
+        out, weights = super().forward(2 * query, key, value, need_weights=False)
+        return out + 1, weights
+
+
+class Wraps(nn.Module):
+    """Some attention module, called as PyTorch's is."""
+
+    def __init__(self, attn):
+        super().__init__()
+        self.attn = attn
+
+    def forward(self, x):
+        return self.attn(x, x, x, need_weights=False)[0]
+
+
+def changed(how: str) -> Any:
+    """PyTorch's attention, which somebody has changed in one of three ways."""
+    torch.manual_seed(0)
+    attn: Any = (Shifted if how == "a subclass" else nn.MultiheadAttention)(16, 2, batch_first=True).double()
+    if how == "a wrapper":
+        inner = attn.forward
+        attn.forward = lambda *args, **kwargs: (inner(*args, **kwargs)[0] + 1, None)
+    if how == "parametrized":
+        nn.utils.parametrizations.weight_norm(attn, "in_proj_weight")
+        with torch.no_grad():
+            attn.parametrizations.in_proj_weight.original0.mul_(1.5)
+    return attn
+
+
+@pytest.mark.parametrize("how", ["a subclass", "a wrapper", "parametrized"])
+def test_pytorchs_attention_that_somebody_changed_stays_and_its_call_is_caught(how):
+    net, x = Wraps(changed(how)), tokens()
+    want = net(x)
+    with coterie.nn.swap(net, "full") as swapped:
+        got = net(x)
+        assert (swapped.replaced, swapped.calls) == ([], {"attn": "full"})
+    close(got, want)
+    close(gradients(net, x, got), gradients(net, x, want))
+    with coterie.nn.swap(net, {"attn": LOCAL}) as swapped, torch.no_grad():
+        assert not torch.allclose(net.eval()(x), want)
+        assert swapped.calls == {"attn": LOCAL}
+    assert torch.equal(net(x), want)
+
+
+@pytest.mark.parametrize("how", ["a subclass", "a wrapper"])
+def test_it_stays_in_pytorchs_own_layers_too(how):
+    """Where nothing else is there to be caught, and PyTorch's fast path would go around it."""
+    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True).double()
+    layer.self_attn = changed(how)
+    net, x = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False), tokens()
+    if how == "a wrapper":  # the encoder has copied the layer, whose wrapper is still that of the original
+        net.layers = nn.ModuleList([layer])
+    want = net(x)
+    net.eval()
+    with torch.no_grad(), coterie.nn.swap(net, "full") as swapped:
+        close(net(x), want)
+    assert swapped.calls == {"layers.0.self_attn": "full"}
+    with torch.no_grad(), coterie.nn.swap(net, LOCAL):
+        assert not torch.allclose(net(x), want)
+
+
+@pytest.mark.usefixtures("registry")
+@pytest.mark.parametrize("by_name", [False, True])
+def test_an_adapter_does_not_know_a_subclass_with_a_forward_of_its_own(by_name):
+    class Louder(OddAttention):
+        def forward(self, x, hidden=None):
+            return super().forward(2 * x, hidden)
+
+    class Calls(OddAttention):
+        def forward(self, x, hidden=None):
+            return F.scaled_dot_product_attention(x, x, x), "odd"
+
+    class Same(OddAttention):
+        pass
+
+    register()
+    if by_name:
+        kind = adapters._REGISTRY.pop(OddAttention)
+        coterie.nn.adapter(f"{__name__}.OddAttention")(kind)
+    net, x = Odd().double(), tokens()
+    for net.attn in (Louder().double(), OddAttention().double()):
+        if type(net.attn) is OddAttention:
+            net.attn.forward = lambda x, hidden=None: (x, "other")  # type: ignore[method-assign]
+        with pytest.raises(ValueError, match=rf"written out by hand in attn \({type(net.attn).__name__}\)"):
+            coterie.nn.swap(net, "full")
+    for net.attn, replaced in ((Same().double(), ["attn"]), (Calls().double(), [])):
+        want = net(x)
+        with coterie.nn.swap(net, "full") as swapped:
+            assert swapped.replaced == replaced
+            close(net(x), want)
+            assert swapped.calls == {"attn": "full"}
+
+
+def test_names_that_can_make_no_call_are_refused():
+    """Those of PyTorch's own layers around attention, of a linear layer, of a shared module's second place."""
+    net = model(Attention, torchs=True)
+    net.blocks.append(net.blocks[0])
+    for name in ("last", "blocks.0.qkv", "blocks.1", "last.linear1#1"):
+        refused = rf"mechanism: expected names among \['', 'blocks.0', 'last.self_attn'\], got \['{name}'\]"
+        with pytest.raises(ValueError, match=refused):
+            coterie.nn.swap(net, {name: LOCAL})
+    assert forwards(net) == []
+
+
+def test_names_that_no_call_had_are_warned_of_once():
+    net, x = model(Attention, Twice), tokens()
+    with coterie.nn.swap(net, {"": LOCAL, "blocks.1#7": LOCAL, "blocks.0": LOCAL, "blocks.0#1": None}):
+        net.encode(x)
+        with pytest.warns(
+            UserWarning, match=r"nothing was replaced in \['', 'blocks.1#7'\], .* it made \['blocks.0', "
+        ):
+            net(x)
+        net(x)

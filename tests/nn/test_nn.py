@@ -5,6 +5,7 @@ import math
 import pickle
 import socket
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -404,3 +405,22 @@ def test_means_are_not_asked_for_pair_masks_they_cannot_honour():
             ),
         ):
             model(torch.randn(1, 12, 32, dtype=torch.float64), mask=mask)
+
+
+@pytest.mark.parametrize("kind", ["bool", "float", "per head", "hint"])
+@pytest.mark.parametrize("keys", [30, 37])
+def test_a_triangle_is_causality(kind, keys):
+    """So mechanisms that take no mask of pairs take it, as PyTorch's encoder passes it."""
+    theirs, ours = pair("near-far:near=4", batch_first=True)
+    exact = coterie.nn.MultiheadAttention.from_torch(theirs, "full")
+    q, k, _ = inputs({"batch_first": True}, 30, keys, batch=2)
+    hidden = torch.ones(30, keys).triu(keys - 30 + 1).bool()
+    mask = hidden if kind == "bool" else torch.zeros(30, keys).double().masked_fill(hidden, -math.inf)
+    settings: dict[str, Any] = {"attn_mask": mask.expand(8, -1, -1) if kind == "per head" else mask}
+    torch.testing.assert_close(exact(q, k, k, **settings)[0], theirs(q, k, k, attn_mask=mask, need_weights=False)[0])
+    if kind == "hint" and keys == 30:
+        settings["is_causal"] = True
+    got, _ = ours(q, k, k, **settings)
+    q, k, v = (ours._heads(x) for x in ours._project(q, k, k))
+    want = coterie.attention(q, k, v, "near-far:near=4", is_causal=True, causal_offset=keys - 30)
+    assert torch.equal(got, ours.out_proj(want.transpose(1, 2).flatten(2)))

@@ -450,10 +450,16 @@ def test_the_command_prints_its_tables_and_writes_what_it_says(file, tmp_path):
 
 
 def test_quick_takes_two_images_and_one_size(file, tmp_path):
-    recipe("terrain", "--weights", file, "--out", tmp_path / "out", "--mechanism", "topk", "--quick")
+    mine = tmp_path / "mine.onnx"
+    mine.write_bytes(file.read_bytes())
+    arguments = ("--weights", mine, "--out", tmp_path / "out", "--mechanism", "topk", "--quick")
+    recipe("terrain", *arguments)
     found = json.loads((tmp_path / "out" / "results.json").read_text())
     assert found["settings"]["mechanisms"] == [COMMON, "topk, 1/4"]
     assert len(found["images"]) == 2
+    mine.write_bytes(mine.read_bytes() + b"\x32\x01x")  # a model that has something to say of itself
+    said = " ".join(recipe("terrain", *arguments, fails=1).split())
+    assert "holds a study with another weights digest" in said, "other weights at the same place"
 
 
 @pytest.mark.parametrize(

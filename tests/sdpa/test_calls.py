@@ -247,3 +247,20 @@ def test_autocast_gives_its_dtype():
     got.float().sum().backward()
     assert q.grad is not None
     assert q.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize("keys", [0, N])
+def test_a_batch_of_nothing(keys):
+    q, k, v = tensors((0, 2, N, 8), (0, 2, keys, 8), (0, 2, keys, 5))
+    for spec in ("full", LOCAL, "near-far@30"):
+        with coterie.replacing(spec):
+            got = SDPA(q, k, v)
+        assert got.shape == (0, 2, N, 5)
+        assert torch.autograd.grad(got.sum(), q)[0].shape == q.shape
+
+
+def test_transforms_are_refused_in_words():
+    x, mask = torch.randn(3, 1, N, 8), torch.rand(3, N, N) < 0.5
+    for function, inputs in ((lambda x: SDPA(x, x, x), (x,)), (lambda x, mask: SDPA(x, x, x, mask), (x, mask))):
+        with pytest.raises(RuntimeError, match=r"takes no torch\.func transform"), coterie.replacing("full"):
+            torch.func.vmap(function)(*inputs)

@@ -92,6 +92,10 @@ def test_names_of_a_model_that_is_given():
     refused = pytest.raises(ValueError, match=r"mechanism: expected names among .*'blocks.1'.*, got \['block.1'\]")
     with refused, coterie.replacing({"block.1": LOCAL}, model=net):
         pass
+    for name in ("blocks", "blocks.0#1"):  # names of the model's, but of no call that it made
+        never = pytest.raises(ValueError, match=rf"expected names among \['blocks.0', 'blocks.1'\], got \['{name}'\]")
+        with never, coterie.replacing({name: LOCAL}, model=net):
+            net(x)
     no_model = pytest.raises(TypeError, match=r"model: expected a torch.nn.Module, got str")
     with no_model, coterie.replacing("full", model="net"):  # type: ignore[arg-type]
         pass

@@ -52,7 +52,7 @@ def _best(task: Task, ways: dict[str, dict[str, str] | None], repeats: int) -> d
             taken: dict[int, float] = {}
             for batch in task.checked:
                 start = time.perf_counter()
-                task.host.hidden(batch)
+                task.host.attend(batch)
                 tokens = length_of(batch)
                 taken[tokens] = taken.get(tokens, 0.0) + time.perf_counter() - start
             for tokens, seconds in taken.items():

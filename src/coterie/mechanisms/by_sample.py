@@ -94,8 +94,8 @@ def where_it_pays(
     if torch.compiler.is_compiling():
         return mixed
     windowed, dense = mixed.windowed(keys, causal), mixed.dense(queries, keys)
+    if bool((dense & ~windowed).all()):  # of no samples at all, too
+        return None
     if bool(windowed.all()) or (bool(windowed.any()) and isinstance(inner, Full)):  # which is the same, guests included
         return mixed.local(causal)
-    if bool((dense & ~windowed).all()):
-        return None
     return mixed if bool((windowed | dense).any()) else inner

@@ -27,8 +27,9 @@ def adapter(kind: Kind) -> Callable[[_Adapter], _Adapter]:
     What it does not take, it refuses, as any function does.
 
     Args:
-        kind: a class, whose subclasses are meant too; the name of one ("package.module.Class"), so that nothing is
-            imported; or a function that looks at a module and says whether it is meant. Later ones go first.
+        kind: a class, whose subclasses are meant too if they keep its `forward`; the name of one
+            ("package.module.Class"), so that nothing is imported; or a function that looks at a module and says whether
+            it is meant. Later ones go first.
 
     Example:
         >>> import coterie, torch
@@ -61,25 +62,38 @@ def adapter(kind: Kind) -> Callable[[_Adapter], _Adapter]:
 
 
 def adapter_of(module: nn.Module) -> Adapter | None:
-    """The adapter that knows a module, if there is one."""
+    """The adapter that knows a module, if there is one. It says what the forward of a class does, and not what one does
+    that a subclass or a single module has in its place."""
+    if "forward" in vars(module):
+        return None
     found = (function for kind, function in reversed(_REGISTRY.items()) if _means(kind, module))
     return next(found, None)
 
 
 def _means(kind: Any, module: nn.Module) -> bool:
-    if isinstance(kind, str):
-        return any(f"{each.__module__}.{each.__qualname__}" == kind for each in type(module).__mro__)
-    if isinstance(kind, type):
-        return isinstance(module, kind)
+    if isinstance(kind, str | type):
+        meant = _class(kind, module)
+        return meant is not None and type(module).forward is meant.forward
     return bool(kind(module))
 
 
+def _class(kind: str | type, module: nn.Module) -> Any:
+    """The class that a kind is, if a module is of it."""
+    if isinstance(kind, type):
+        return kind if isinstance(module, kind) else None
+    return next((each for each in type(module).__mro__ if f"{each.__module__}.{each.__qualname__}" == kind), None)
+
+
 def attends_by_hand(module: nn.Module) -> bool:
-    """Whether a module looks like attention, has a softmax in its own code, and no SDPA."""
+    """Whether a module looks like attention, has a softmax in its own code, and no SDPA; or an adapter knows its class,
+    but not its forward."""
+    known = any(isinstance(kind, str | type) and _class(kind, module) is not None for kind in _REGISTRY)
+    if known and adapter_of(module) is None:
+        return "scaled_dot_product_attention" not in source(type(module).forward)
     if type(module).__module__.startswith("torch.") or not looks_like_attention(module):
         return False
-    source = source_of(module)
-    return "softmax" in source.lower() and "scaled_dot_product_attention" not in source
+    code = source_of(module)
+    return "softmax" in code.lower() and "scaled_dot_product_attention" not in code
 
 
 def source_of(module: nn.Module) -> str:

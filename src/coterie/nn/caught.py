@@ -58,6 +58,8 @@ class Caught:
             raise RuntimeError(
                 never_called(type(self.module).__name__, {name: type(each).__name__ for name, each in like.items()})
             )
+        if self.name == "":
+            self.scope.check_came()
         return out
 
     def put(self) -> None:

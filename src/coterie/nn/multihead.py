@@ -17,6 +17,7 @@ from coterie.functional import MechanismLike, attention
 from coterie.mechanisms import Mechanism, as_mechanism
 from coterie.mechanisms.base import without_resampling
 from coterie.observe import called
+from coterie.sdpa.masks import said
 from coterie.sdpa.running import settled
 
 
@@ -25,8 +26,9 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     Masks are PyTorch's: in a bool `key_padding_mask` or `attn_mask`, True means *not* to attend. In self-attention
     (query and key are the same tensor) padded queries take no part either and get the output projection of 0.
-    `is_causal=True` is honoured as it stands, with or without an `attn_mask` beside it. `need_weights` is False by
-    default, and True is an error: no mechanism ever forms the whole matrix.
+    `is_causal=True` is honoured as it stands, with or without an `attn_mask` beside it; an `attn_mask` that hides the
+    future and nothing else is causality too. `need_weights` is False by default, and True is an error: no mechanism
+    ever forms the whole matrix.
 
     Args:
         embed_dim, num_heads, …: as in torch.nn.MultiheadAttention.
@@ -157,6 +159,10 @@ class MultiheadAttention(nn.MultiheadAttention):
             extra += 1
         key_mask, key_bias = self._key_padding(key_padding_mask, key, extra)
         pair_mask = self._pair_mask(attn_mask, q, k, extra)
+        causal_offset = extra if is_causal else None
+        if pair_mask is not None and extra == 0 and _is_past(pair_mask, q.shape[2], k.shape[2]):
+            pair_mask, past = None, k.shape[2] - q.shape[2]
+            causal_offset = past if causal_offset is None else min(past, causal_offset)
         if key_bias is not None:
             pair_mask = key_bias if pair_mask is None else _added(pair_mask, key_bias)
         query_mask = None
@@ -173,8 +179,8 @@ class MultiheadAttention(nn.MultiheadAttention):
                 key_mask=key_mask,
                 query_mask=query_mask,
                 dropout_p=self.dropout if self.training else 0.0,
-                is_causal=is_causal,
-                causal_offset=extra if is_causal else None,
+                is_causal=causal_offset is not None,
+                causal_offset=causal_offset,
                 layer=self.layer,
             )
         out = self.out_proj(out.transpose(1, 2).flatten(2))
@@ -256,6 +262,12 @@ def _apart(name: str) -> Iterator[None]:
     """Inside, attention goes by this name, and what an observer does is no call of the model's."""
     with called(name), settled():
         yield
+
+
+def _is_past(pair_mask: Tensor, queries: int, keys: int) -> bool:
+    """Whether a mask hides the future and nothing else: mechanisms plan by causality, and look masks of pairs up."""
+    found = said(pair_mask, queries, keys)
+    return found.offset is not None and found.keys is not None and bool(found.keys.all())
 
 
 def _added(pair_mask: Tensor, bias: Tensor) -> Tensor:

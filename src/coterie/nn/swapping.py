@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from coterie.checks import expect, expect_type
 from coterie.functional import MechanismLike
@@ -56,12 +57,14 @@ def swap(model: nn.Module, mechanism: MechanismLike | Mapping[str, MechanismLike
     in the order of `model.named_modules()`; it holds in `eval()` under `no_grad` too, as PyTorch's fast paths are kept
     shut. Modules that an `adapter` knows attend by it. And calls of `scaled_dot_product_attention` that any module
     makes in its forward are caught, as `coterie.replacing` does: "blocks.0.attn", "blocks.0.attn#1" if one module makes
-    several. Attention that is written out by hand, and that no adapter knows, is refused by name.
+    several; so are those of a torch.nn.MultiheadAttention with a forward of its own or parametrized weights, which
+    stays. Attention that is written out by hand, and that no adapter knows, is refused by name.
 
     Args:
         model: any model; it must not itself be a torch.nn.MultiheadAttention.
         mechanism: who meets whom; or a dict from names of modules and calls to that, and others keep what they have.
-            None and "dense" are the model's own attention.
+            None and "dense" are the model's own attention. The first forward of the whole model warns of names that no
+            call had.
 
     Returns:
         A `Swap`: `replaced` and `calls` say what is swapped, `undo()` restores it.
@@ -82,6 +85,7 @@ def swap(model: nn.Module, mechanism: MechanismLike | Mapping[str, MechanismLike
     done = Swap()
     done._scope = Scope(chosen)
     _replace_torchs(done, found, chosen)
+    done._scope.awaited = [name for name in chosen.names if chosen.of(name) and name not in done.replaced]
     for name, module in found.callers(done.replaced).items():
         caught = Caught(module, name, done._scope, found.adapters.get(name), whole=found.checks_calls(name))
         done._undo.append(caught.take)
@@ -97,10 +101,16 @@ class Found:
         self.model = model
         every = list(model.named_modules(remove_duplicate=False))
         torchs = [(name, m) for name, m in every if isinstance(m, nn.MultiheadAttention) and not _is_ours(m)]
-        self.torchs = [(name, module) for name, module in torchs if adapter_of(module) is None]
+        torchs = [(name, module) for name, module in torchs if adapter_of(module) is None]
+        self.torchs = [(name, module) for name, module in torchs if _is_plain(module)]
+        kept = {id(module) for _, module in torchs if not _is_plain(module)}
         self.swapped = [name for name, module in every if _is_ours(module) or is_caught(module)]
         each = dict(model.named_modules())
-        mine = {name: module for name, module in each.items() if not _is_torchs(module) and not _is_ours(module)}
+        mine = {
+            name: module
+            for name, module in each.items()
+            if id(module) in kept or not (_is_torchs(module) or _is_ours(module))
+        }
         adapters = {name: adapter_of(module) for name, module in each.items()}
         self.adapters: dict[str, Adapter] = {name: a for name, a in adapters.items() if a is not None}
         # Whoever is not PyTorch's own may call SDPA; the model itself sees whether anybody did.
@@ -125,7 +135,7 @@ class Found:
             raise ValueError(f"model: expected {_WANTED}, got one that is already swapped; undo() that first")
         expect(bool(self.torchs or self.others) and all(name for name, _ in self.torchs), "model", _WANTED, got)
         if chosen.by_name:
-            check_modules(chosen, dict(self.model.named_modules(remove_duplicate=False)))
+            check_modules(chosen, dict.fromkeys([*self.others, *(name for name, _ in self.torchs)]))
         named = set(chosen.modules())
         check_known(
             {
@@ -148,6 +158,12 @@ def _is_ours(module: nn.Module) -> bool:
 
 def _is_torchs(module: nn.Module) -> bool:
     return type(module).__module__.startswith("torch.")
+
+
+def _is_plain(module: nn.MultiheadAttention) -> bool:
+    """Whether Coterie's forward says what its own does: it is PyTorch's, on parameters as they are stored."""
+    own = type(module).forward is nn.MultiheadAttention.forward and "forward" not in vars(module)
+    return own and not is_parametrized(module)
 
 
 def _replace_torchs(done: Swap, found: Found, chosen: Chosen) -> None:

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from coterie import observe
+from coterie.checks import check_transforms
 from coterie.functional import attention
 from coterie.mechanisms import AtLeast, Mechanism
 from coterie.mechanisms.base import without_resampling
@@ -38,6 +39,7 @@ def _clustered(scope: Scope, caller: Caller, mechanism: Mechanism, *args: Any, *
         least = mechanism.length if isinstance(mechanism, AtLeast) else 0
         if call.q.shape[2] <= FEW_QUERIES or call.k.shape[2] < least:
             return None
+        check_transforms(*args, *kwargs.values())
         runs = where_it_pays(mechanism, call.real_queries, call.real_keys)
         if runs is None:
             return None

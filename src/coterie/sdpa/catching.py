@@ -62,7 +62,8 @@ def _caught(scope: Scope, func: Callable[..., Any], args: tuple[Any, ...], kwarg
     if signature(_whole).bind(*args, **kwargs).arguments.get("need_weights", True):
         raise ValueError(
             f"need_weights: expected False in {caller.name!r}, as clustered attention never forms the weights, got "
-            "True, which is the default of torch.nn.MultiheadAttention; coterie.nn.swap has another default"
+            "True, which is the default of torch.nn.MultiheadAttention; coterie.nn.swap has another default where its "
+            "forward is PyTorch's own"
         )
     return _with_sdpa(here)(*args, **kwargs)
 

@@ -77,7 +77,7 @@ class _Context(Scope):
         """At the end: something must have been replaced, and every name must have been one."""
         if self._ran and not self.called:
             raise RuntimeError(never_called("what ran in coterie.replacing", self._like))
-        if self._model is None:
+        if self._model is None or self._ran:
             unknown = [name for name in self.chosen.names if name not in self.calls]
             expect(not unknown, "mechanism", f"names among {list(self.calls)}", unknown)
 

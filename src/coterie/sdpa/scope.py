@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -101,6 +102,7 @@ class Scope:
         self.calls: dict[str, str] = {}
         self.called = False  # a call was made, whoever decided on it
         self.active = True
+        self.awaited: list[str] = []  # calls that were chosen by name, until it is known whether they come
 
     def caller(self) -> Caller | None:
         """Who makes the call that is being caught; None if that is nobody in this scope."""
@@ -116,6 +118,17 @@ class Scope:
     def running_module(self) -> tuple[Frame, str] | None:
         """The innermost module of this scope, and its name."""
         return next(((frame, frame.name) for frame in reversed(RUNNING.frames) if frame.scope is self), None)
+
+    def check_came(self) -> None:
+        """Warn, once, of calls that were chosen and did not come: the name may be that of a block around them."""
+        missing = [name for name in self.awaited if name not in self.calls]
+        self.awaited = []
+        if missing:
+            warnings.warn(
+                f"mechanism: nothing was replaced in {missing}, as the model made no such calls of attention; "
+                f"it made {list(self.calls)}",
+                stacklevel=2,
+            )
 
     @contextmanager
     def watching(self) -> Iterator[None]:

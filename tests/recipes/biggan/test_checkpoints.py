@@ -1,8 +1,12 @@
 """Checkpoints in and out: BigGAN-PyTorch's folder, pytorch-pretrained-biggan, our own; and every refusal."""
 
+import io
 import json
+import random
 import warnings
+from contextlib import suppress
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -171,6 +175,11 @@ def test_the_order_of_parameters_is_the_published_one():
     assert names[-4:] == ["output_layer.0.gain", "output_layer.0.bias", "output_layer.2.weight", "output_layer.2.bias"]
 
 
+def parameters(folder):
+    """How many its generator has."""
+    return len(list(published.load(folder, "best0").g.parameters()))
+
+
 def changed(file, change):
     found = torch.load(file, weights_only=True)
     change(found)
@@ -204,13 +213,49 @@ def changed(file, change):
         (lambda f: torch.save({"a": 1}, f / "G_optim_best0.pth"), "holds no state of an optimiser"),
         (
             lambda f: torch.save(
-                {"state": {1: {"exp_avg": torch.ones(2)}}, "param_groups": []}, f / "G_optim_best0.pth"
+                {"state": {1: {"exp_avg": torch.ones(2)}}, "param_groups": [{"params": list(range(parameters(f)))}]},
+                f / "G_optim_best0.pth",
             ),
             r"G_optim_best0\.pth: what belongs to linear\.weight has the shape \(2,\)",
         ),
         (
-            lambda f: torch.save({"state": {999: {}}, "param_groups": []}, f / "G_optim_best0.pth"),
-            "is of a network with more than",
+            lambda f: torch.save({"state": {}, "param_groups": [{"params": [0, 1]}]}, f / "G_optim_best0.pth"),
+            r"is of a network with 2 parameters, expected \d\d",
+        ),
+        *(
+            (lambda f, bad=bad: torch.save(bad, f / "G_optim_best0.pth"), "holds no state of an optimiser")
+            for bad in (
+                [1],
+                {"state": {0: {}}, "param_groups": [{"params": [0]}]},
+                {"state": {0: {"exp_avg": 3}}, "param_groups": [{"params": [0]}]},
+                {"state": [], "param_groups": [{"params": [0]}]},
+                {"state": {}, "param_groups": 3},
+            )
+        ),
+        (lambda f: torch.save({1: torch.ones(1)}, f / "G_best0.pth"), "holds no state dict"),
+        *(
+            (
+                lambda f, dtype=dtype: changed(
+                    f / "G_best0.pth", lambda s: s.update({"linear.bias": s["linear.bias"].to(dtype)})
+                ),
+                rf"linear\.bias holds {str(dtype)[6:]}, expected floats",
+            )
+            for dtype in (torch.int64, torch.complex64)
+        ),
+        *(
+            (
+                lambda f, key=key, shape=shape: changed(
+                    f / "G_best0.pth", lambda s: s.update({key: torch.ones(shape)})
+                ),
+                "is not a generator of BigGAN-PyTorch that is known here",
+            )
+            for key, shape in (
+                ("output_layer.2.weight", ()),
+                ("linear.weight", (3,)),
+                ("shared.weight", (3,)),
+                ("blocks.x.0", ()),
+                ("blocks.30.0", ()),
+            )
         ),
     ],
 )
@@ -218,6 +263,40 @@ def test_files_that_do_not_fit_are_named(foreign, change, said):
     change(foreign)
     with pytest.raises(UserError, match=said):
         published.load(foreign, "best0")
+
+
+def test_optimisers_of_old_files_go_by_addresses(foreign):
+    """PyTorch 1.0, which the published folders are of, numbered parameters by where they lay in memory."""
+    network = published.load(foreign, "best0").g
+    places = [140_000_000_000_000 + 8 * index for index in range(len(list(network.parameters())))]
+    rows: dict[int, Any] = {
+        place: {"step": 3, "exp_avg": torch.randn_like(p), "exp_avg_sq": torch.rand_like(p)}
+        for place, p in zip(places, network.parameters(), strict=True)
+    }
+    groups = [{"lr": 5e-5, "betas": (0.0, 0.999), "eps": 1e-6, "weight_decay": 0, "amsgrad": False, "params": places}]
+    torch.save({"state": rows, "param_groups": groups}, foreign / "G_optim_best0.pth")
+    found = published.load(foreign, "best0").g_optim
+    optimiser = torch.optim.Adam(network.parameters())
+    assert found is not None
+    optimiser.load_state_dict(found)
+    for place, parameter in zip(places, network.parameters(), strict=True):
+        assert torch.equal(optimiser.state[parameter]["exp_avg"], rows[place]["exp_avg"])
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["zip", "before PyTorch 1.6"])
+def test_a_damaged_file_is_one_sentence_wherever_the_damage_is(tmp_path, old):
+    file, stream = tmp_path / "G.pth", io.BytesIO()
+    torch.save({"a": torch.randn(3, 4), "b": torch.ones(5)}, stream, _use_new_zipfile_serialization=not old)
+    whole, drawn = stream.getvalue(), random.Random(0)
+    for turn in range(100):
+        data = bytearray(whole)
+        if turn % 2:
+            data = data[: drawn.randrange(len(data))]
+        else:
+            data[drawn.randrange(len(data))] = drawn.randrange(256)
+        file.write_bytes(data)
+        with suppress(UserError), warnings.catch_warnings(action="ignore"):
+            weights.read_state(file)
 
 
 def test_weights_are_whole_or_absent(tmp_path):

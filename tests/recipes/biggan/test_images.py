@@ -65,6 +65,47 @@ def test_an_image_that_cannot_be_read_is_named(folder, change):
         images.load(folder, 32)
 
 
+def only(folder, image, name="a.png", **settings):
+    """What is read of a folder with this image alone, (32, 32, 3)."""
+    for file in folder.iterdir():
+        file.unlink()
+    image.save(folder / name, **settings)
+    return images.load(folder, 32).pixels[0].permute(1, 2, 0).numpy()
+
+
+def test_sixteen_bits_are_scaled_to_eight(folder):
+    deep = np.linspace(0, 65_535, 1024).reshape(32, 32).astype(np.uint16)
+    found = only(folder, Image.fromarray(deep))
+    assert np.array_equal(found, np.repeat((deep / 257).round().astype(np.uint8)[..., None], 3, -1))
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_what_is_transparent_is_white(folder, mode):
+    """Whatever colour lies below; half-transparent pixels are mixed."""
+    if mode == "P":
+        image, share = Image.new("P", (32, 32), 1), 0.0
+        image.putpalette([0, 0, 0] * 256)
+        found = only(folder, image, transparency=1)
+    else:
+        share = 51 / 255
+        found = only(folder, Image.new("RGBA", (32, 32), (0, 0, 0, 51)).convert(mode))
+    assert np.unique(found).tolist() == [round(255 * (1 - share))]
+
+
+def test_cameras_say_how_images_are_to_be_turned(folder):
+    upright = discs(1)[0]
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by a quarter
+    found = only(folder, Image.fromarray(np.rot90(upright).copy()), exif=exif)
+    assert np.array_equal(found, upright)
+
+
+@pytest.mark.parametrize(("mode", "colour"), [("1", 1), ("L", 255), ("CMYK", (0, 0, 0, 0)), ("YCbCr", (255, 128, 128))])
+def test_other_colours_become_red_green_and_blue(folder, mode, colour):
+    found = only(folder, Image.new(mode, (32, 32), colour), "a.png" if mode in ("1", "L") else "a.jpg")
+    assert found.min() >= 254
+
+
 # --- CIFAR-10 ---------------------------------------------------------------------------------------------------------
 
 

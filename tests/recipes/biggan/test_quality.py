@@ -9,7 +9,7 @@ import torch
 from recipes.biggan.images import Images
 
 from coterie.cli.inputs import UserError
-from recipes.biggan import inception, quality
+from recipes.biggan import inception, quality, tables
 from tests.recipes.biggan.conftest import discs
 
 
@@ -100,3 +100,23 @@ def test_what_fid_needs(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torchmetrics.image", None)
     with pytest.raises(UserError, match="pip install torchmetrics"):
         inception.fid_and_kid(tmp_path / "x.pt", as_images(discs(2)), as_images(discs(2)))
+
+
+@pytest.mark.parametrize("measured", [False, True])
+def test_fid_and_kid_are_in_the_table_where_they_were_measured(measured):
+    judged = {"distance": 1.0, "precision": 0.5, "recall": 0.25} | ({"fid": 12.5, "kid": 0.75} if measured else {})
+    result = {"trained": "dense", "seed": 0, "quality": {"dense": judged}, "pairs": 1.0, "seconds_per_step": 2.0}
+    floor = {"distance": 0.1, "precision": 0.9, "recall": 0.8}
+    _, columns, rows = tables.trained_with([{**result, "variety": [[0, 0.5]]}], floor)
+    assert [len(row) for row in rows] == [len(columns)] * 2
+    found = [dict(zip(columns, row, strict=True)) for row in rows]
+    assert [row["least variety"] for row in found] == ["50%", "100%"]
+    assert found[0].get("FID") == ("12.500" if measured else None)
+    assert found[0].get("KID") == ("0.750" if measured else None)
+
+
+def test_precision_far_from_zero():
+    """Products of large numbers lose the digits that distances are made of."""
+    real, fake = (each + 3000 for each in (torch.randn(60, 5), 1.3 * torch.randn(70, 5)))
+    near = quality.precision_recall(real.double() - 3000, fake.double() - 3000)
+    assert quality.precision_recall(real, fake) == near
