@@ -167,7 +167,7 @@ def main(
     resize: Annotated[bool, typer.Option("--resize", help="Cut and shrink images of another size.")] = False,
     mechanism: command.Mechanisms = None,
     seeds: command.Seeds = 1,
-    steps: Annotated[int, typer.Option(min=1)] = 2500,
+    steps: Annotated[int, typer.Option(min=1)] = 1500,
     batch: Annotated[int, typer.Option(min=2)] = 32,
     accumulate: Annotated[int, typer.Option(min=1, help="Parts of a batch, one after the other in memory.")] = 1,
     d_steps: Annotated[int, typer.Option(min=1, help="Steps of the discriminator to each of the generator.")] = 2,
