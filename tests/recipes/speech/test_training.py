@@ -40,12 +40,12 @@ def new(mechanism="dense", **settings):
 
 
 def test_it_learns_what_can_be_learned(tmp_path):
-    learning = new(epochs=40, augment=False)
+    learning = new(epochs=24, augment=False)
     found = train(learning, tmp_path, QUIET, lambda model: 0.5)
     assert found["losses"][-1] < 0.2 < found["losses"][0]
     assert found["steps"] == learning.step
-    assert len(found["losses"]) == 40
-    assert found["looks"] == [[epoch, 0.5] for epoch in range(5, 41, 5)]
+    assert len(found["losses"]) == 24
+    assert found["looks"] == [[epoch, 0.5] for epoch in range(3, 25, 3)]
     wanted = corpus()
     heard = hear(learning.model, wanted.test, 1000)
     assert errors(wanted, heard, Reader(wanted))["character"] == 0
