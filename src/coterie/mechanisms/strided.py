@@ -21,8 +21,8 @@ class Strided(PerQuery):
 
         A¹_i = {j : 0 ≤ i − j ≤ stride},   A²_i = {j : (i − j) mod stride = 0}
 
-    Causal, as in the paper, j ≤ i in both. Without `is_causal` both reach as far ahead as they reach back:
-    |i − j| ≤ stride, and every stride-th key on both sides. Two steps lead from any token to any other.
+    Causal, as in the paper, j ≤ i in both. Without `is_causal` both reach as far ahead as they reach back: at most
+    `stride` keys, and every stride-th key, on either side. Two steps lead from any token to any other.
 
     Positions are indices, padding counted. With Nq ≠ Nk, query i sits at key position i + causal_offset, also when not
     causal; the default is Nk − Nq. O(N·(stride + N/stride)), so the stride should be near √N. Causality: `strict`.
