@@ -13,6 +13,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import torch
+from IPython.display import HTML
 from recipes.common.progress import Bar
 from recipes.copy.cells import Cell
 from recipes.copy.learning import Learner, Schedule
@@ -21,6 +22,7 @@ from recipes.copy.sequences import MASK, SEPARATOR, batch
 
 import coterie
 from coterie.analysis import groups_of
+from coterie.tables import Table
 
 QUICK = os.environ.get("COTERIE_QUICK") == "1"  # less of everything, to see that it runs
 LENGTH = 16 if QUICK else 64
@@ -49,13 +51,14 @@ schedule = Schedule(
     steps=20 if QUICK else 1000, rate=1e-3, warmup=100, tokens=2048, tests=100, every=10 if QUICK else 25
 )
 names = ["dense", "improved-clustered:clusters=15", "local:window=8"]
-learners = {}
+learners, results = {}, []
 for name in names:
     with tempfile.TemporaryDirectory() as folder:
         learner = Learner(Cell(name, 0, name, LENGTH), "masked", shape, schedule, 0, Path(folder))
         found = learner.learn(Bar(lambda what, done, total: None, 1))
     learners[name] = learner
-    print(f"{name}: {100 * found['accuracy']:.1f} % after {found['steps']} steps, {found['seconds']:.0f} s")
+    results.append([name, f"{100 * found['accuracy']:.1f} %", str(found["steps"]), f"{found['seconds']:.0f} s"])
+HTML(Table(["attention", "right", "steps", "time"], results).html())
 
 # %% [markdown]
 # Copying is learned all at once: for a while every model guesses (10 %), then a head finds the other copy.

@@ -14,7 +14,7 @@ from coterie import Means, Mechanism, Plan, Round, Tokens
 from coterie.checking import RULES
 from coterie.mechanisms import base
 from coterie.planning.orders import balanced_offsets
-from tests.cases import MECHANISMS
+from tests.cases import MECHANISMS, POSITIONAL
 
 OTHERS = {
     "at-least": coterie.as_mechanism("clustered:clusters=5@1024"),
@@ -31,7 +31,7 @@ def test_our_own_mechanisms_keep_every_rule(name):
     assert len(found.kept) == 13
     positional = "padding in the midst of a sequence, against the sequence alone"
     assert set(found.skipped) <= {"compile", positional}
-    assert (positional in found.skipped) == (str(ALL[name]).startswith(("local", "longformer")))
+    assert (positional in found.skipped) == (name in POSITIONAL)
 
 
 @pytest.mark.parametrize("name", ["smyrf", "near-far"])
