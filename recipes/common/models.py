@@ -15,6 +15,7 @@ from coterie.cli.inputs import UserError, check_code, find_model, loading, posit
 from coterie.files import read_json, write_json
 from coterie.hf import extend_positions
 from recipes.common.processes import processes
+from recipes.common.trying import trying
 
 FINE_TUNED = "fine_tuned.json"  # beside the weights of a model that a recipe made
 
@@ -70,11 +71,8 @@ def try_out(model: Any, tokenizer: Any, name: str, length: int, mechanisms: list
     some = ["word " * 40, "word " * 20]
     texts = tokenizer(some, padding=True, truncation=True, max_length=min(length, 40), return_tensors="pt")
     for mechanism in mechanisms:
-        try:
-            with torch.no_grad():
-                attend_by(model, mechanism).eval()(**texts)
-        except (ValueError, TypeError, NotImplementedError) as error:
-            raise UserError(f"{mechanism} cannot run in {name}: {error}") from error
+        with trying(mechanism, f"in {name}"):
+            attend_by(model, mechanism).eval()(**texts)
 
 
 def has_head(name: str, head: str) -> bool:

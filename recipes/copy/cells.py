@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
-
 from coterie.cli.inputs import UserError
 from recipes.common.models import slug
 from recipes.common.templates import PLACE, Point, points_of
+from recipes.common.trying import trying
 from recipes.copy.network import Copier, Shape, read
 from recipes.copy.sequences import TASKS, batch
 
@@ -61,8 +60,5 @@ def check(cells: list[Cell], task: str, shape: Shape) -> None:
         raise UserError(f"--width {shape.width} must be a multiple of --heads {shape.heads}.")
     for mechanism in dict.fromkeys(cell.mechanism for cell in cells):
         model = Copier(mechanism, 8, shape._replace(layers=1), causal=task == "causal")
-        try:
-            with torch.no_grad():
-                model(batch(task, 1, 8, 0, 0).seen)
-        except (ValueError, TypeError, NotImplementedError) as error:
-            raise UserError(f"{mechanism} cannot run on the {task} copy: {error}") from error
+        with trying(mechanism, f"on the {task} copy"):
+            model(batch(task, 1, 8, 0, 0).seen)

@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 from benchmarks.measure import peak_bytes
 
-from coterie.cli.inputs import UserError
 from recipes.common.draws import generator
 from recipes.common.models import slug
 from recipes.common.progress import Bar
 from recipes.common.study import Result, Study
+from recipes.common.trying import trying
 from recipes.speech import kept
 from recipes.speech.batches import batch_of, by_frames
 from recipes.speech.corpus import Corpus
@@ -63,11 +63,8 @@ def try_out(plan: Plan) -> None:
     model = Recogniser(plan.sized(1)).eval()
     features = torch.randn(2, 80, plan.config.channels, generator=generator(0, "noise"))
     for name in plan.running:
-        try:
-            with torch.no_grad():
-                attend_by(model, name)(features, torch.tensor([80, 50]))
-        except (ValueError, TypeError, NotImplementedError) as error:
-            raise UserError(f"{name} cannot run in this model: {error}") from error
+        with trying(name, "in this model"):
+            attend_by(model, name)(features, torch.tensor([80, 50]))
 
 
 def trained(plan: Plan, study: Study, seeds: int, bar: Bar) -> list[Result]:

@@ -18,6 +18,7 @@ from recipes.common.progress import Bar, bar
 from recipes.common.results import finish
 from recipes.common.seeded import seeded
 from recipes.common.study import Result, Study
+from recipes.common.trying import trying
 from recipes.whisper import clips as recordings
 from recipes.whisper import tables
 from recipes.whisper.alignment import align
@@ -132,10 +133,8 @@ def _check(listener: Listener, clip: Clip, mechanisms: list[str]) -> None:
     """Run a clip with each mechanism: what cannot run is to be known before anything is written."""
     short = clip._replace(samples=clip.samples[: listener.window])
     for name in mechanisms:
-        try:
+        with trying(name, f"in {listener.name}"):
             keys_met(listener, short, name)
-        except (ValueError, TypeError, NotImplementedError) as error:
-            raise UserError(f"{name} cannot run in {listener.name}: {error}") from error
     if not any(listener.words(clip.text)):
         raise UserError(f"{clip.name}: no words are left of its transcript {clip.text!r}.")
 
