@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 import coterie
+from coterie.fitting.measures import length_of
 from coterie.fitting.profile import _watch
 from coterie.fitting.task import Task
 from coterie.hosts import TorchHost
@@ -39,3 +40,9 @@ def test_guests_do_not_count_however_the_keys_are_masked():
         close(torch.tensor(errors), ((out - exact).square().sum() / exact.square().sum())[None])
         (shape,) = found.shapes["only"]
         assert (shape.queries, shape.causal) == ((2, 2, 41, 8), False)
+
+
+def test_speech_is_as_long_as_its_frames():
+    """Whisper has them behind the bins, other models before."""
+    assert length_of({"input_features": torch.zeros(2, 80, 3000), "decoder_input_ids": torch.zeros(2, 4)}) == 3000
+    assert length_of({"input_features": torch.zeros(2, 700, 80)}) == 700
