@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,13 +22,21 @@ class Spoken(dict[str, Tensor]):
     clips: Sequence[Clip]
 
 
-def parts(clips: Sequence[Clip]) -> tuple[list[Clip], list[Clip]]:
-    """Clips to fit on and held-out ones, by turns.
+class Parts(NamedTuple):
+    """Clips by what they are for: the search; `fit`'s check, which may still change the plan; and nothing at all."""
+
+    fitted: list[Clip]
+    checked: list[Clip]
+    held_out: list[Clip]
+
+
+def parts(clips: Sequence[Clip]) -> Parts:
+    """By turns.
 
     >>> parts("abcde")
-    (['a', 'c', 'e'], ['b', 'd'])
+    Parts(fitted=['a', 'd'], checked=['b', 'e'], held_out=['c'])
     """
-    return list(clips[::2]), list(clips[1::2])
+    return Parts(*(list(clips[first::3]) for first in range(3)))
 
 
 def spoken(listener: Listener, clips: Sequence[Clip]) -> Spoken:
@@ -61,12 +69,13 @@ def fit(
     """The cheapest mechanism for each layer of the encoder that keeps the share of right words.
 
     Args:
-        fidelity: the share of the dense model's word accuracy that is kept, on clips that were held out, too.
+        fidelity: the share of the dense model's word accuracy that is kept, on the clips of the check, too.
         most: windows in a batch.
         candidates: mechanisms to try; Coterie's own by default.
         seconds: a budget.
     """
-    fitted, held_out = ([spoken(listener, some) for some in batches(listener, part, most)] for part in parts(clips))
+    mine = parts(clips)
+    fitted, checked = ([spoken(listener, some) for some in batches(listener, part, most)] for part in mine[:2])
 
     def words(model: Any, batch: Any) -> float:
         return word_accuracy(listener, batch)
@@ -76,7 +85,7 @@ def fit(
         fitted,
         fidelity,
         measure=words,
-        held_out=held_out,
+        held_out=checked,
         candidates=candidates,
         seconds=seconds,
         progress=progress,
@@ -84,7 +93,7 @@ def fit(
     return {
         "modules": found.choices,
         "calibrated": found.calibrated,
-        "held out": found.held_out,
+        "checked": found.held_out,
         "attention seconds": list(found.attention_seconds),
         "notes": found.notes,
     }

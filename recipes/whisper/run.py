@@ -84,8 +84,10 @@ def main(
     if quick:
         clips, fit_seconds = min(clips or _QUICK_CLIPS, _QUICK_CLIPS), min(fit_seconds, 40)
     spoken = recordings.load(data, clips)
-    if fit and len(spoken) < 2:
-        raise UserError(f"--fit {fit:g} needs 2 clips at least, one to fit on and one held out: or give --fit 0.")
+    if fit and len(spoken) < 3:
+        raise UserError(
+            f"--fit {fit:g} needs 3 clips at least, to fit on, to check the plan on and to hold out: or give --fit 0."
+        )
     listener = load(model, language, tokens)
     longest = _longest(listener, spoken)
     _check(listener, spoken[0], mechanisms)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
 from typing import Any
 
 from recipes.common.results import Table
 from recipes.common.scores import shown
 from recipes.common.study import Result
-from recipes.whisper.clips import Clip
+from recipes.whisper.fitted import Parts
 from recipes.whisper.measure import DENSE
 
 FITTED = "fitted"
-Parts = tuple[Sequence[Clip], Sequence[Clip]]  # fitted on, held out
 
 
 def all_of(model: str, found: list[Result], fitted: Result | None, costs: Result, parts: Parts) -> list[Table]:
@@ -47,10 +45,10 @@ def heard(model: str, found: list[Result], costs: Result) -> Table:
 
 
 def kept(found: list[Result], parts: Parts) -> Table:
-    """The fitted encoder on the clips that it was fitted on, and on others."""
+    """The fitted encoder on the clips that it was fitted on, that chose among plans, and that it never met."""
     dense, mine = _of(found, DENSE)[0], _of(found, FITTED)[0]
     rows = []
-    for title, clips in zip(("fitted on", "held out"), parts, strict=True):
+    for title, clips in zip(("fitted on", "checked on", "held out"), parts, strict=True):
         names = {clip.name for clip in clips}
         rows.append([title, str(len(clips)), str(_words(dense, names))])
         rows[-1] += [str(_errors(dense, names)), str(_errors(mine, names))]
@@ -74,7 +72,7 @@ def words(found: list[Result], fitted: Result | None, costs: Result, parts: Part
             ratio = costs[DENSE]["seconds"] / cost["seconds"]
             said.append(f"{name} {shown(errors, 1, 0 if len(errors) == 1 else 1)} ({ratio:.2f}× as fast)")
     if fitted is not None:
-        names = {clip.name for clip in parts[1]}
+        names = {clip.name for clip in parts.held_out}
         mine, base = (_errors(_of(found, name)[0], names) for name in (FITTED, DENSE))
         ratio = costs[DENSE]["seconds"] / costs[FITTED]["seconds"]
         said.append(f"fitted, on held-out clips: {mine} where dense has {base} ({ratio:.2f}× as fast)")

@@ -412,16 +412,31 @@ def test_accuracy_is_over_all_words_of_a_batch(dense, folder, monkeypatch):
     assert fitted.word_accuracy(dense, batch) == pytest.approx(1 - 2 / 9)
 
 
-def test_a_fit_keeps_the_words_of_clips_that_were_held_out(dense, folder):
+def test_a_fit_keeps_the_words_of_the_clips_it_is_checked_on(dense, folder):
     spoken = clips.load(folder)
     found = fitted.fit(dense, spoken, 1.0, 8, candidates=["topk:k=100", "local:window=2"], seconds=60)
-    assert found["held out"] >= 1
+    assert found["checked"] >= 1
     assert set(found["modules"]) == set(_modules(dense))
     assert {spec for name, spec in found["modules"].items() if name.startswith("decoder")} == {"dense"}
     said = [
         [row["errors"] for row in measure.listen(dense, spoken, way, 8)["clips"]] for way in ("dense", found["modules"])
     ]
-    assert sum(said[1][1::2]) <= sum(said[0][1::2])
+    assert sum(said[1][1::3]) <= sum(said[0][1::3])
+
+
+def test_a_fit_never_meets_the_clips_that_are_held_out(dense, folder, monkeypatch):
+    spoken = clips.load(folder)
+    met: set[str] = set()
+
+    def judge(listener: listening.Listener, clip: clips.Clip, text: str) -> Any:
+        met.add(clip.name)
+        return measure.judge(listener, clip, text)
+
+    monkeypatch.setattr(fitted, "judge", judge)
+    fitted.fit(dense, spoken, 1.0, 8, candidates=["topk:k=100"], seconds=60)
+    mine = fitted.parts(spoken)
+    assert met == {clip.name for clip in (*mine.fitted, *mine.checked)}
+    assert not met & {clip.name for clip in mine.held_out}
 
 
 # --- clusters ---------------------------------------------------------------------------------------------------------
@@ -524,7 +539,7 @@ def test_the_command_prints_its_tables_and_writes_what_it_says(model, ranks, fol
     ]
     assert [table["columns"][0] for table in found["tables"]] == ["encoder's attention", "clips", "module"]
     kept = found["tables"][1]["rows"]
-    assert [row[:3] for row in kept] == [["fitted on", "2", "7"], ["held out", "2", "2"]]
+    assert [row[:3] for row in kept] == [["fitted on", "2", "4"], ["checked on", "1", "1"], ["held out", "1", "4"]]
     assert int(kept[1][4]) <= int(kept[1][3])
     assert (tmp_path / "out" / "results.png").read_bytes().startswith(b"\x89PNG")
     stored = (tmp_path / "out" / "runs" / "fit.json").stat().st_mtime_ns
@@ -558,7 +573,7 @@ def test_a_run_that_was_killed_goes_on_with_equal_numbers(model, ranks, folder, 
     [
         (("--mechanism", "smurf"), "smurf"),
         (("--mechanism", "near-far:near=8,strict=true,bits=x"), "near-far"),
-        (("--clips", "1"), "--fit 1 needs 2 clips at least"),
+        (("--clips", "1"), "--fit 1 needs 3 clips at least"),
         (("--language", "de"), "the model speaks English alone"),
         (("--model", "gone.pt"), "gone.pt cannot be read"),
         (("--data", "nowhere"), "nowhere is no folder of recordings with transcripts"),
