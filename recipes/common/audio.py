@@ -13,6 +13,8 @@ from torch import Tensor
 from coterie.cli.inputs import UserError
 
 _STREAMED = (0, 0xFFFFFFFF)  # lengths in headers of WAV files that were written before their end was known
+_SLOWEST, _FASTEST = 1_000, 1_000_000  # Hz
+_LOUDEST = 1e9  # there are floats on the scale of integers; of much larger ones the power is infinite
 
 
 def read_audio(path: Path, rate: int) -> Tensor:
@@ -42,9 +44,13 @@ def decode_audio(data: bytes, rate: int, name: str) -> Tensor:
         raise UserError(f"{name} is cut off: it has {len(found):,} of {promised:,} samples.")
     if not len(found):
         raise UserError(f"{name} holds no samples.")
+    if not _SLOWEST <= own <= _FASTEST:
+        raise UserError(f"{name} is damaged: its header says {own:,} samples a second.")
     samples = torch.from_numpy(found).mean(1)
     if not samples.isfinite().all():
         raise UserError(f"{name} holds samples that are not finite numbers.")
+    if samples.abs().max() > _LOUDEST:
+        raise UserError(f"{name} is damaged: it holds samples as large as {samples.abs().max():.0e}.")
     return resample(samples, own, rate)
 
 

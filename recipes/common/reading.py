@@ -22,9 +22,9 @@ def _named(file: Path) -> Iterator[None]:
 
 
 def read_text(file: Path) -> str:
-    """A text in UTF-8."""
+    """A text in UTF-8, without the mark that some editors put before it."""
     with _named(file):
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8-sig")
 
 
 class Line(NamedTuple):

@@ -9,6 +9,7 @@ from recipes.common.results import Table
 from recipes.common.scores import shown
 from recipes.common.study import Result
 from recipes.common.templates import PLACE
+from recipes.copy.network import DENSE
 
 Found = list[Result]  # one for each mechanism, length and seed
 
@@ -31,21 +32,24 @@ def _cell(mine: Found) -> str:
 
 
 def times(costs: list[Result]) -> Table:
-    """What a training step costs, by length; the ratio is to the first mechanism, which is dense if that was asked."""
+    """What a training step costs, by length; the ratio is to dense attention, or to the first if that was not asked."""
     rows = []
+    names = [cost["mechanism"] for cost in costs]
+    base = DENSE if DENSE in names else names[0]
     for length in _lengths(costs):
         mine = [cost for cost in costs if cost["length"] == length]
+        first = next(cost["step"] for cost in mine if cost["mechanism"] == base)
         for cost in mine:
             rows.append(
                 [
                     f"{length} × {cost['sequences']}",
                     cost["mechanism"],
                     "–" if cost["scores"] is None else f"{cost['scores']:.1f} of {cost['dense_scores']:.1f}",
-                    f"{1000 * cost['step']:.0f} ({cost['step'] / mine[0]['step']:.2f}×)",
+                    f"{1000 * cost['step']:.0f} ({cost['step'] / first:.2f}×)",
                     "–" if not cost["peak_bytes"] else f"{cost['peak_bytes'] / 2**20:.0f}",
                 ]
             )
-    columns = ["tokens × sequences", "layers mix by", "keys met", "ms a step", "memory of a step, MB"]
+    columns = ["tokens × sequences", "layers mix by", "keys met", f"ms a step (to {base})", "memory of a step, MB"]
     return "a training step, forward and backward, all taking turns", columns, rows
 
 

@@ -3,8 +3,8 @@
     PART/SPEAKER/CHAPTER/SPEAKER-CHAPTER.trans.txt    a name and what was said, on each line
     PART/SPEAKER/CHAPTER/NAME.flac                    or .wav
 
-Parts whose names begin with "train" are trained on, those with "test", or "dev" if there is none, are tested on. Where
-there are no such parts, a tenth of the speakers is held out.
+Parts whose names begin with "train" are trained on, those with "test", or "dev" if there is none, are tested on. They
+may have no folders for speakers and chapters. Where there are no such parts, a tenth of the speakers is held out.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from recipes.speech.features import log_mel, normalised
 
 RATE = 16000
 ENDING = ".trans.txt"
+_PARTS = ("train", "test", "dev")
 
 
 class Spoken(NamedTuple):
@@ -57,18 +58,23 @@ def listed(folder: Path, left_out: list[str]) -> list[Spoken]:
     found = []
     for file in sorted(folder.rglob(f"*{ENDING}")):
         inside = file.relative_to(folder).parts
-        part = inside[-4] if len(inside) > 3 else ""
+        part = next(filter(_is_part, (*inside[-4:-3], *inside[:-1])), "")
+        beside = {path.name for path in file.parent.iterdir()}
         speaker = file.name.removesuffix(ENDING).split("-")[0]
         for line in read_text(file).splitlines():
             name, _, text = line.strip().partition(" ")
             if not name:
                 continue
-            audio = next((path for end in ("flac", "wav") if (path := file.with_name(f"{name}.{end}")).exists()), None)
+            audio = next((each for end in ("flac", "wav") if (each := f"{name}.{end}") in beside), None)
             if audio is None:
                 left_out.append(f"{file.parent}: there is no {name}.flac and no {name}.wav.")
                 continue
-            found.append(Spoken(audio, speaker, part, text))
+            found.append(Spoken(file.with_name(audio), speaker, part, text))
     return found
+
+
+def _is_part(name: str) -> bool:
+    return name.startswith(_PARTS)
 
 
 def split(found: list[Spoken], folder: Path) -> tuple[list[Spoken], list[Spoken]]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from coterie.cli.inputs import UserError
 from coterie.timing import interleaved
+from recipes.common.draws import begin_step
 from recipes.common.errors import error_rate
 from recipes.common.precision import autocast
 from recipes.common.processes import processes
@@ -46,6 +47,7 @@ class Reader:
 def hear(model: Recogniser, utterances: Sequence[Utterance], frames: int, *, bf16: bool = False) -> list[Tensor]:
     """Log probabilities (tokens, symbols) of each utterance, in batches of so many frames."""
     model.eval()
+    begin_step(0, -1)  # mechanisms that resample draw the same whatever ran before
     found: dict[int, Tensor] = {}
     for rows in by_frames([len(each.features) for each in utterances], frames, 0, 0):
         features, lengths = (part.to(processes().device) for part in padded([utterances[i] for i in rows]))

@@ -21,6 +21,10 @@ class Aligned(NamedTuple):
     words: list[Segment]
     phones: list[Segment]
 
+    def before(self, end: int) -> Aligned:
+        """Those that are over when a token begins."""
+        return Aligned(*([each for each in part if each.end <= end] for part in self))
+
 
 def align(clip: Clip) -> Aligned:
     """What of a clip is said when."""

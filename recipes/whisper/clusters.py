@@ -35,8 +35,8 @@ def groups(listener: Listener, clip: Clip, mechanism: str) -> dict[Head, Tensor]
 
 def looked_at(listener: Listener, clip: Clip, mechanism: str, folder: Path) -> Result:
     """What the clusters of a clip are like; the pictures go into a folder."""
-    labels, aligned = groups(listener, clip, mechanism), align(clip)
-    found = agreement(labels)
+    labels = groups(listener, clip, mechanism)
+    found, aligned = agreement(labels), align(clip).before(min(map(len, labels.values())))
     save(draw_agreement(found, title=f"{mechanism}: clusters of speech"), folder / "clusters-layers.png")
     features = listener.heard([listener.cut(clip.samples)[0]])[0]
     for name, segments in aligned._asdict().items():

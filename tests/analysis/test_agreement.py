@@ -223,3 +223,12 @@ def test_refusals_of_timelines():
         draw_timeline({}, [Segment(0, 1, "a")], seconds=1.0)
     with pytest.raises(ValueError, match=r"rows: expected as many tokens in each, got \[2, 3\]"):
         draw_timeline({"a": torch.arange(2), "b": torch.arange(3)}, [Segment(0, 1, "a")], seconds=1.0)
+
+
+def test_a_head_that_groups_nobody_spoils_no_mean():
+    two, none = torch.arange(20) % 2, torch.full((20,), -1)
+    found = agreement({("a", 0): two, ("a", 1): none, ("b", 0): two, ("b", 1): none})
+    assert found.between("a", "b") == 1
+    assert math.isnan(found.between("a", "a"))
+    assert found.closest() == [(("a", 0), ("b", 0), 1.0)]
+    assert "nan" not in found.describe()

@@ -9,6 +9,7 @@ import math
 import numpy as np
 import pytest
 
+from coterie.analysis import agreement
 from tests.cases import padding, tensors
 from tests.command import run as coterie
 
@@ -55,6 +56,11 @@ def test_memberships_across_layers_and_heads(tmp_path):
 
 
 def test_memberships_of_speech(tmp_path):
+    from recipes.common.audio import read_audio
+    from recipes.whisper.clips import Clip
+    from recipes.whisper.clusters import groups
+    from recipes.whisper.listening import load
+
     from tests.recipes.whisper_files import write_folder, write_wav
 
     folder = write_folder(tmp_path)
@@ -67,6 +73,9 @@ def test_memberships_of_speech(tmp_path):
     assert modules == ["encoder.layers.0.self_attn"] * 2 + ["encoder.layers.1.self_attn"] * 2
     assert found[0]["index"][0][0] == 1
     assert found[0]["heads"] == found[1]["heads"]
+    listener, clip = load(str(folder)), Clip("a", "", read_audio(tmp_path / "16000.wav", 16_000))
+    expected = agreement(groups(listener, clip, "clustered:clusters=6"))  # of the sound, without its padding
+    np.testing.assert_allclose(found[0]["index"], expected.index.numpy(), atol=1e-6)
     (tmp_path / "no.wav").write_text("hello")
     assert "no.wav is no WAV file" in coterie(*arguments, "--audio", tmp_path / "no.wav", fails=1)
     assert "gone.wav cannot be read" in coterie(*arguments, "--audio", tmp_path / "gone.wav", fails=1)

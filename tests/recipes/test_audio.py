@@ -61,6 +61,12 @@ def test_refusals(tmp_path):
     refused(tmp_path / "empty.wav", r"empty\.wav holds no samples")
     soundfile.write(tmp_path / "nan.wav", np.array([0.0, math.nan]), 8000, subtype="FLOAT")
     refused(tmp_path / "nan.wav", r"nan\.wav holds samples that are not finite")
+    soundfile.write(tmp_path / "loud.wav", np.array([0.0, 1e25]), 8000, subtype="FLOAT")
+    refused(tmp_path / "loud.wav", r"loud\.wav is damaged: it holds samples as large as 1e\+25")
+    soundfile.write(tmp_path / "fast.wav", tone(8000), 8000)
+    data = (tmp_path / "fast.wav").read_bytes()
+    (tmp_path / "fast.wav").write_bytes(data[:24] + (2**31 - 1).to_bytes(4, "little") + data[28:])
+    refused(tmp_path / "fast.wav", r"fast\.wav is damaged: its header says 2,147,483,647 samples a second")
 
 
 @pytest.mark.parametrize("kind", ["wav", "flac"])

@@ -355,3 +355,14 @@ def test_a_study_does_not_go_on_with_another_rate(tmp_path):
     recipe("copy", "--mechanism", "dense", *SMALL, "--lengths", "8", "--out", tmp_path)
     said = recipe("copy", "--mechanism", "dense", *SMALL, "--lengths", "8", "--rate", 0.5, "--out", tmp_path, fails=1)
     assert "holds a study with another rate" in " ".join(said.split())
+
+
+def test_ratios_of_times_are_to_dense_attention_wherever_it_stands():
+    measured = [
+        {"mechanism": name, "length": 32, "sequences": 1, "step": step, "peak_bytes": 0, "scores": None}
+        for name, step in (("local:window=8", 0.004), ("dense", 0.002))
+    ]
+    _, columns, rows = tables.times(measured)
+    assert "ms a step (to dense)" in columns
+    assert [row[3] for row in rows] == ["4 (2.00×)", "2 (1.00×)"]
+    assert "ms a step (to local:window=8)" in tables.times(measured[:1])[1]

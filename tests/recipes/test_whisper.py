@@ -507,7 +507,8 @@ def test_clusters_of_a_clip_are_those_of_its_sound(dense, folder, tmp_path, monk
     labels = clusters.groups(dense, clip, "clustered:clusters=4")
     assert {len(each) for each in labels.values()} == {65}  # 1.3 s
     assert list(labels) == [(f"encoder.layers.{layer}.self_attn", head) for layer in range(2) for head in range(2)]
-    monkeypatch.setattr(clusters, "align", lambda _: aligned)
+    behind = Segment(1498, 1999, "in the next window")
+    monkeypatch.setattr(clusters, "align", lambda _: alignment.Aligned(*([*part, behind] for part in aligned)))
     found = clusters.looked_at(dense, clip, "clustered:clusters=4", tmp_path)
     mine = [following(labels["encoder.layers.1.self_attn", head], aligned.words).inside for head in range(2)]
     assert found["rows"][1]["words"]["inside"] == pytest.approx(sum(mine) / 2)

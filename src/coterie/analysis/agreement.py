@@ -105,12 +105,13 @@ class Agreement:
         return tuple(dict.fromkeys(module for module, _ in self.heads))
 
     def between(self, first: str, second: str) -> float:
-        """The mean over the heads of two modules; of a module with itself, over every two different heads."""
+        """The mean over the heads of two modules; of a module with itself, over every two different heads. Heads that
+        group nobody do not count."""
         pairs = [
             float(self.index[i, j])
             for i, (a, _) in enumerate(self.heads)
             for j, (b, _) in enumerate(self.heads)
-            if (a, b) == (first, second) and i != j
+            if (a, b) == (first, second) and i != j and not self.index[i, j].isnan()
         ]
         return sum(pairs) / len(pairs) if pairs else float("nan")
 
@@ -128,8 +129,9 @@ class Agreement:
     def closest(self, count: int = 5) -> list[tuple[Head, Head, float]]:
         """The pairs of different heads that agree most."""
         rows = range(len(self.heads))
-        pairs = sorted(((float(self.index[i, j]), i, j) for i in rows for j in rows if i < j), key=lambda p: -p[0])
-        return [(self.heads[i], self.heads[j], value) for value, i, j in pairs[:count]]
+        pairs = [(float(self.index[i, j]), i, j) for i in rows for j in rows if i < j]
+        known = sorted((pair for pair in pairs if pair[0] == pair[0]), key=lambda pair: -pair[0])
+        return [(self.heads[i], self.heads[j], value) for value, i, j in known[:count]]
 
     def describe(self) -> str:
         """In a few lines: within layers, from a layer to the next, and between layers that are further apart."""

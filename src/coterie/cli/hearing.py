@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from coterie.cli.inputs import Loaded, UserError, find_model, loading
 
 
-def hear(loaded: Loaded, file: Path, *, trust: bool = False) -> dict[str, Any]:
-    """What a speech model is called with for the first window of a WAV file, such as Whisper's 30 seconds."""
+class Heard(NamedTuple):
+    """What a speech model is called with, and the share of its tokens that is sound: what follows is padding."""
+
+    batch: dict[str, Any]
+    sound: float
+
+
+def hear(loaded: Loaded, file: Path, *, trust: bool = False) -> Heard:
+    """The first window of a WAV file, such as Whisper's 30 seconds."""
     from transformers import AutoFeatureExtractor
 
     source, settings = find_model(loaded.name)
@@ -21,11 +28,13 @@ def hear(loaded: Loaded, file: Path, *, trust: bool = False) -> dict[str, Any]:
     rate = getattr(extractor, "sampling_rate", None)
     if rate is None:
         raise UserError(f"{loaded.name} is no speech model: --audio is for those that listen.")
-    found = dict(extractor(_samples(file, rate), sampling_rate=rate, return_tensors="pt"))
+    samples = _samples(file, rate)
+    found = dict(extractor(samples, sampling_rate=rate, return_tensors="pt"))
     if loaded.model.config.is_encoder_decoder:
         start = loaded.model.config.decoder_start_token_id
         found["decoder_input_ids"] = torch.full((1, 1), start)
-    return found
+    window = getattr(extractor, "n_samples", len(samples))  # others than Whisper's are not padded
+    return Heard(found, min(1.0, len(samples) / window))
 
 
 def _samples(file: Path, rate: int) -> Any:
@@ -47,5 +56,7 @@ def _samples(file: Path, rate: int) -> Any:
     elif samples.dtype.kind == "i":
         samples = samples.astype(np.float32) / -float(np.iinfo(samples.dtype).min)
     mono = samples.astype(np.float32).reshape(len(samples), -1).mean(1)
+    if not np.isfinite(mono).all():
+        raise UserError(f"{file} holds samples that are not finite numbers.")
     common = math.gcd(own, rate)
     return mono if own == rate else resample_poly(mono, rate // common, own // common).astype(np.float32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
@@ -80,16 +81,16 @@ def inspect(
     with spinner(f"loading {model}"):
         loaded = inputs.load_model(model, length if extend_positions else None, trust=trust_remote_code)
         if audio is None:
-            batch = inputs.cut(loaded, source, [length], 2)[0][0]
+            batch, real = inputs.cut(loaded, source, [length], 2)[0][0], 1.0
         else:
-            batch = hear(loaded, audio, trust=trust_remote_code)
+            batch, real = hear(loaded, audio, trust=trust_remote_code)
     looks: dict[What, Callable[[], None]] = {
         What.HEADS: lambda: _heads(loaded, batch, chosen, length, worst, as_json),
         What.SPECTRA: lambda: _spectra(loaded, batch, chosen, worst, picture, as_json),
         What.MEMBERSHIPS: lambda: (
             _text(loaded, batch, chosen, module, head, picture, as_json)
             if across is None
-            else _across(loaded, batch, chosen, across, module, picture, as_json)
+            else _across(loaded, batch, real, chosen, across, module, picture, as_json)
         ),
         What.ERRORS: lambda: _errors(loaded, batch, module, keys, as_json),
     }
@@ -179,6 +180,7 @@ def _text(
 def _across(
     loaded: Loaded,
     batch: Any,
+    real: float,
     mechanism: Any,
     across: Across,
     module: str | None,
@@ -193,7 +195,8 @@ def _across(
         raise UserError(f"--module must be {allowed}, not {module!r}.")
     within = "encoder" if loaded.model.config.is_encoder_decoder else ""
     with spinner("grouping"):
-        found = agreement(head_groups(loaded.model, batch, mechanism, within=within))
+        labels = head_groups(loaded.model, batch, mechanism, within=within)
+        found = agreement({head: each[: math.ceil(real * len(each))] for head, each in labels.items()})
     if across is Across.HEADS and module is not None and module not in found.modules:
         raise UserError(f"{module} has no groups to compare; those that have: {', '.join(found.modules)}.")
     title = f"{loaded.name}: {mechanism}"

@@ -232,6 +232,18 @@ def test_parts_without_a_test(tmp_path, parts, held_out):
         assert not speakers[0] & speakers[1]
 
 
+@pytest.mark.parametrize("missing", ["chapters", "speakers"])
+def test_parts_are_known_without_folders_for_speakers_or_chapters(tmp_path, missing):
+    write_librispeech(tmp_path)
+    for chapter in sorted(tmp_path.glob("*/*/7")):
+        for file in chapter.iterdir():
+            file.rename(chapter.parents[missing == "speakers"] / file.name)
+    corpus = load(tmp_path)
+    assert all("train-a" in each.name for each in corpus.train(0, 0, 1))
+    assert all("test-a" in each.name for each in corpus.test)
+    assert (len(corpus.train(0, 0, 1)), len(corpus.test)) == (4, 4)
+
+
 def test_what_is_wrong_in_librispeech_is_left_out_by_name(tmp_path):
     write_librispeech(tmp_path)
     chapter = tmp_path / "train-a" / "1" / "7"
@@ -253,6 +265,16 @@ def test_what_is_wrong_in_librispeech_is_left_out_by_name(tmp_path):
     shutil.rmtree(tmp_path / "train-a")
     with pytest.raises(UserError, match=r"expected parts named train… and test…, or several .* got 1 speaker"):
         load(tmp_path)
+
+
+def test_names_that_are_no_files_beside_a_transcript(tmp_path):
+    write_librispeech(tmp_path)
+    chapter = tmp_path / "train-a" / "1" / "7"
+    lines = ["\ufeff1-7-0001 DEAD BEE", "../../2/7/2-7-0000 NOT MINE", f"{'1' * 300} LONG"]
+    (chapter / "1-7.trans.txt").write_text("\n".join(lines))
+    corpus = load(tmp_path)
+    assert (len(corpus.train(0, 0, 1)), len(corpus.left_out)) == (3, 2)
+    assert "there is no ../../2/7/2-7-0000.flac" in corpus.left_out[0]
 
 
 def test_layouts_that_nobody_knows(tmp_path):

@@ -139,6 +139,16 @@ def test_what_is_heard_comes_in_order_and_times_are_of_each():
     attend_by(learning.model, "dense")
 
 
+def test_what_is_heard_does_not_depend_on_what_was_drawn_before():
+    model, wanted = new("smyrf:rounds=2,cluster_size=4,resample=true").model, corpus()
+    found = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        found.append(hear(model, wanted.test, 1000))
+    for first, second in zip(*found, strict=True):
+        assert torch.equal(first, second)
+
+
 def test_errors_count_words_where_there_are_any():
     toy = fixed("toy", [spoken("AB", 0)], [spoken("AB", 1), spoken("BA", 2)], [], 3)
     sure = torch.eye(3).log()  # the blank, A, B
