@@ -57,8 +57,7 @@ def listed(folder: Path, left_out: list[str]) -> list[Spoken]:
     """All utterances that transcripts name and files hold."""
     found = []
     for file in sorted(folder.rglob(f"*{ENDING}")):
-        inside = file.relative_to(folder).parts
-        part = next(filter(_is_part, (*inside[-4:-3], *inside[:-1])), "")
+        part = _part(file, folder)
         beside = {path.name for path in file.parent.iterdir()}
         speaker = file.name.removesuffix(ENDING).split("-")[0]
         for line in read_text(file).splitlines():
@@ -73,17 +72,23 @@ def listed(folder: Path, left_out: list[str]) -> list[Spoken]:
     return found
 
 
-def _is_part(name: str) -> bool:
-    return name.startswith(_PARTS)
+def _part(file: Path, folder: Path) -> str:
+    """The part that a transcript is of; empty if no folder above it is one."""
+    inside = file.relative_to(folder).parts
+    return next((name for name in (*inside[-4:-3], *inside[:-1]) if name.startswith(_PARTS)), "")
 
 
 def split(found: list[Spoken], folder: Path) -> tuple[list[Spoken], list[Spoken]]:
     """Utterances to train on, and to test on."""
-    parts = {spoken.part for spoken in found}
+    parts = {_part(file, folder) for file in folder.rglob(f"*{ENDING}")}  # those without a recording, too
     tests = {part for part in parts if part.startswith("test")} or {part for part in parts if part.startswith("dev")}
     trains = {part for part in parts if part.startswith("train")}
     if trains and tests:
-        return [s for s in found if s.part in trains], [s for s in found if s.part in tests]
+        train, test = ([s for s in found if s.part in some] for some in (trains, tests))
+        for name, some in ((", ".join(sorted(trains)), train), (", ".join(sorted(tests)), test)):
+            if not some:
+                raise UserError(f"{folder}: {name} has transcripts, and no recording beside any of them.")
+        return train, test
     speakers = sorted({spoken.speaker for spoken in found})
     if len(speakers) < 2:
         raise UserError(

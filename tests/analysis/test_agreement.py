@@ -96,6 +96,9 @@ def test_modules_are_chosen_by_name(encoder):
         ValueError, match=r"within: expected a name that begins one of layers\.0\.self_attn, .* 'layer'"
     ):
         head_groups(encoder, batch, "smyrf", within="layer")
+    for placed in ("local", "full", "fixed", "strided", "longformer", "topk:k=4", "local@100"):
+        with pytest.raises(ValueError, match="mechanism: expected one that groups queries by what they are"):
+            head_groups(encoder, batch, placed)
 
 
 @pytest.fixture(scope="module")

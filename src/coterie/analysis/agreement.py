@@ -21,11 +21,12 @@ from torch import Tensor
 from coterie.analysis.memberships import groups_of
 from coterie.checks import expect, expect_type
 from coterie.hosts import watch_dense
-from coterie.mechanisms import as_mechanism
+from coterie.mechanisms import AtLeast, Fixed, Full, Local, Longformer, Strided, TopK, as_mechanism
 from coterie.observe import Seen
 from coterie.tables import Table, output, paragraph
 
 Head = tuple[str, int]  # an attention module, and which of its heads
+_PLACED = (Fixed, Full, Local, Longformer, Strided, TopK)  # groups of theirs are places, all, or one query each
 
 
 def head_groups(
@@ -35,7 +36,7 @@ def head_groups(
 
     Args:
         model, batch: as in `coterie.fit`.
-        mechanism: whose groups.
+        mechanism: whose groups; one that groups queries by what they are, and not by where.
         within: only modules below this name, such as "encoder".
         round, sample: which.
 
@@ -49,6 +50,8 @@ def head_groups(
         (8, torch.Size([50]))
     """
     chosen, found = as_mechanism(mechanism), dict[Head, Tensor]()
+    grouping = not isinstance(chosen.inner if isinstance(chosen, AtLeast) else chosen, _PLACED)
+    expect(grouping, "mechanism", "one that groups queries by what they are", chosen)
     known: list[str] = []
 
     def look(name: str, seen: Seen) -> None:

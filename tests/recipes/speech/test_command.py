@@ -108,6 +108,10 @@ def test_the_frontier_and_who_is_best_in_no_more_time():
         ("dense", "dense", ""),
         ("local", "local", "best so far"),
     ]
+    lucky = Point(4, "local", "smyrf", [0.0, 0.0], 10.0)  # trained with another, which the errors would have to choose
+    assert tables.fixed_budget([*found, lucky], "digit")[2] == rows
+    assert tables.words([*found, lucky], "digit", "FSDD") == said
+    assert tables.as_trained([DENSE, WORSE, lucky]) == [WORSE, DENSE]
     assert WORSE.words == "smyrf (trained with dense), 4 layers"
     assert tables.words([DENSE, SLOWER], "digit", "FSDD").endswith("in 20.0 ms an utterance; nothing is as quick.")
 

@@ -244,6 +244,15 @@ def test_parts_are_known_without_folders_for_speakers_or_chapters(tmp_path, miss
     assert (len(corpus.train(0, 0, 1)), len(corpus.test)) == (4, 4)
 
 
+@pytest.mark.parametrize("part", ["train-a", "test-a"])
+def test_a_part_without_any_recording_is_no_reason_to_split_the_other(tmp_path, part):
+    write_librispeech(tmp_path)
+    for file in (tmp_path / part).rglob("*.flac"):
+        file.unlink()
+    with pytest.raises(UserError, match=f"{part} has transcripts, and no recording beside any of them"):
+        load(tmp_path)
+
+
 def test_what_is_wrong_in_librispeech_is_left_out_by_name(tmp_path):
     write_librispeech(tmp_path)
     chapter = tmp_path / "train-a" / "1" / "7"
