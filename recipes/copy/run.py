@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -64,8 +65,8 @@ def main(
     length, with how many clusters, after how many steps, and what does a step cost?"""
     if seeds > SEEDS:
         raise UserError(f"--seeds must be at most {SEEDS:,}, not {seeds:,}.")
-    if not rate > 0:
-        raise UserError(f"--rate must be above 0, not {rate:g}.")
+    if not 0 < rate < math.inf:
+        raise UserError(f"--rate must be above 0 and a number, not {rate:g}.")
     wanted, counts = parse_numbers("--lengths", lengths), parse_numbers("--clusters", clusters)
     chosen = mechanism or (CAUSAL if task == "causal" else MECHANISMS)
     shape = Shape(layers, width, heads)

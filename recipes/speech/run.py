@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from enum import StrEnum
 from functools import partial
@@ -35,6 +36,7 @@ MECHANISMS = [
 ]
 QUICK = [["--data", "{data}/fsdd"], ["--data", "{data}/an4"]]
 _SHOWN = 3  # sentences about what was left out
+_DIGITS, _FIRST = "20-40", "1-3"  # in a string of the test, and at the beginning of training
 
 
 class Targets(StrEnum):
@@ -60,8 +62,8 @@ def main(
     seeds: command.Seeds = 1,
     digits: Annotated[
         str, typer.Option(help="FSDD: strings of so many, in the test and at the end of training.")
-    ] = "20-40",
-    first: Annotated[str, typer.Option(help="FSDD: strings of so many at the beginning of training.")] = "1-3",
+    ] = _DIGITS,
+    first: Annotated[str, typer.Option(help="FSDD: strings of so many at the beginning of training.")] = _FIRST,
     held_out: Annotated[
         str, typer.Option(help="FSDD: 'recordings' (the first five of each), or speakers, separated by commas.")
     ] = "recordings",
@@ -105,7 +107,7 @@ def main(
         utterances=utterances,
         tests=tests,
     )
-    _check_meant(corpus, held_out, targets)
+    _check_meant(corpus, held_out, targets, (digits, first))
     _tell(corpus)
     settings = Settings(epochs or corpus.epochs, frames, rate, augment=augment, bf16=in_bf16(bf16))
     config = Config(corpus.channels, len(corpus.symbols), dim=dim, heads=heads, stride=stride)
@@ -151,8 +153,8 @@ def _check(dim: int, heads: int, stride: int, rate: float) -> None:
         raise UserError(f"--stride {stride}: expected one of {', '.join(map(str, STRIDES))}.")
     if dim % (2 * heads):
         raise UserError(f"--dim {dim} must be a multiple of 2 × --heads {heads}.")
-    if not rate > 0:
-        raise UserError(f"--rate {rate:g}: expected more than 0.")
+    if not 0 < rate < math.inf:
+        raise UserError(f"--rate {rate:g}: expected more than 0, and a number.")
     if processes().num_processes > 1:
         raise UserError("this recipe runs in one process: start it without accelerate launch or torchrun.")
 
@@ -179,10 +181,14 @@ def _speakers(held_out: str) -> list[str]:
     return [] if held_out == "recordings" else [name.strip() for name in held_out.split(",")]
 
 
-def _check_meant(corpus: Corpus, held_out: str, targets: Targets) -> None:
+def _check_meant(corpus: Corpus, held_out: str, targets: Targets, counts: tuple[str, str]) -> None:
     """Refuse options that this corpus knows nothing of."""
-    if not isinstance(corpus, Digits) and (held_out != "recordings" or targets is not Targets.DIGITS):
+    if isinstance(corpus, Digits):
+        return
+    if held_out != "recordings" or targets is not Targets.DIGITS:
         raise UserError(f"--held-out and --targets are for strings of digits, and {corpus.name} has its own texts.")
+    if counts != (_DIGITS, _FIRST):
+        raise UserError(f"--digits and --first are for strings of digits, and {corpus.name} has its own texts.")
 
 
 def _tell_pathless(results: list[Result]) -> None:

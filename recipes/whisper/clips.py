@@ -71,23 +71,26 @@ def _transcripts(where: Path) -> dict[Path, str]:
             lines = _sphinx(file)
         elif file.name.endswith(".trans.txt"):
             lines = _librispeech(file)
-        elif file.suffix == ".txt" and _recording(file.with_suffix("")) is not None:
+        elif file.suffix == ".txt" and any(file.with_name(each).exists() for each in _names(file.stem)):
             lines = iter([(file.stem, " ".join(read_text(file).split()))])
         else:
             continue
+        beside = {each.name for each in file.parent.iterdir()}
         for name, text in lines:
-            recording = _recording(file.parent / name)
+            recording = next((file.with_name(each) for each in _names(name) if each in beside), None)
             if recording is None:
                 raise UserError(f"{file} tells what is said in {name}, and there is no {name}.wav or .flac beside it.")
             if not text:
                 raise UserError(f"{file}: the transcript of {name} is empty.")
+            if found.get(recording, text) != text:
+                raise UserError(f"{file}: {name} has two transcripts, {found[recording]!r} and {text!r}.")
             found[recording] = text
     return found
 
 
-def _recording(stem: Path) -> Path | None:
-    files = (stem.with_name(stem.name + kind) for kind in _KINDS)
-    return next((file for file in files if file.exists()), None)
+def _names(name: str) -> list[str]:
+    """What the recording of a transcript may be called."""
+    return [name + kind for kind in _KINDS]
 
 
 def _sphinx(file: Path) -> Iterator[tuple[str, str]]:

@@ -118,6 +118,22 @@ def test_empty_transcripts_and_broken_recordings_are_named(tmp_path):
         clips.load(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["../a", "/etc/passwd", "x" * 300])
+def test_a_transcript_names_what_lies_beside_it(tmp_path, name):
+    files.write_wav(tmp_path / "a.wav", 0.2)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "transcription").write_text(f"<s> one </s> ({name})")
+    with pytest.raises(UserError, match=r"tells what is said in .*, and there is no"):
+        clips.load(tmp_path / "in")
+
+
+def test_one_clip_has_one_transcript(tmp_path):
+    files.write_wav(tmp_path / "a.wav", 0.2)
+    (tmp_path / "transcription").write_text("<s> one </s> (a)\n<s> two </s> (a)\n")
+    with pytest.raises(UserError, match="a has two transcripts, 'one' and 'two'"):
+        clips.load(tmp_path)
+
+
 def test_how_to_get_debians_clips_is_said(monkeypatch, tmp_path):
     monkeypatch.setattr(clips, "DEBIAN", tmp_path / "none")
     with pytest.raises(UserError, match="apt-get install pocketsphinx-testdata"):

@@ -86,6 +86,8 @@ def test_options_for_digits_alone(tmp_path):
         "speech", "--data", write_an4(tmp_path), "--targets", "characters", "--out", tmp_path / "out", fails=1
     )
     assert said.startswith("error: --held-out and --targets are for strings of digits, and AN4 has its own texts")
+    said = recipe("speech", "--data", tmp_path, "--digits", "3-4", "--out", tmp_path / "out", fails=1)
+    assert said.startswith("error: --digits and --first are for strings of digits, and AN4 has its own texts")
 
 
 DENSE = Point(4, "dense", "dense", [0.04, 0.06], 20.0)
