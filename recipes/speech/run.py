@@ -36,7 +36,7 @@ MECHANISMS = [
 ]
 QUICK = [["--data", "{data}/fsdd"], ["--data", "{data}/an4"]]
 _SHOWN = 3  # sentences about what was left out
-_DIGITS, _FIRST = "20-40", "1-3"  # in a string of the test, and at the beginning of training
+DIGITS, FIRST = "20-40", "1-3"  # in a string of the test, and at the beginning of training
 
 
 class Targets(StrEnum):
@@ -62,8 +62,8 @@ def main(
     seeds: command.Seeds = 1,
     digits: Annotated[
         str, typer.Option(help="FSDD: strings of so many, in the test and at the end of training.")
-    ] = _DIGITS,
-    first: Annotated[str, typer.Option(help="FSDD: strings of so many at the beginning of training.")] = _FIRST,
+    ] = DIGITS,
+    first: Annotated[str, typer.Option(help="FSDD: strings of so many at the beginning of training.")] = FIRST,
     held_out: Annotated[
         str, typer.Option(help="FSDD: 'recordings' (the first five of each), or speakers, separated by commas.")
     ] = "recordings",
@@ -94,7 +94,7 @@ def main(
     mechanisms = command.checked(mechanism or MECHANISMS)
     others = [name for name in _also(also or []) if name not in mechanisms]
     depths = parse_numbers("--layers", layers)
-    last, begins = _range("--digits", digits), _range("--first", first)
+    last, begins = digit_range("--digits", digits), digit_range("--first", first)
     if quick:
         last, begins, tests, epochs = Range(3, 6), Range(1, 3), min(tests or 6, 6), 2
         depths, dim, heads, utterances = [2], 32, 2, min(utterances or 120, 120)
@@ -102,7 +102,7 @@ def main(
         data,
         first=begins,
         last=last,
-        held_out=_speakers(held_out),
+        held_out=speakers(held_out),
         spelled=targets is Targets.CHARACTERS,
         utterances=utterances,
         tests=tests,
@@ -166,9 +166,10 @@ def _also(specs: list[str]) -> list[str]:
         raise UserError(str(error).replace("--mechanism", "--also", 1)) from error
 
 
-def _range(option: str, text: str) -> Range:
-    """
-    >>> _range("--digits", "20-40")
+def digit_range(option: str, text: str) -> Range:
+    """How many digits an option allows.
+
+    >>> digit_range("--digits", "20-40")
     Range(low=20, high=40)
     """
     found = re.fullmatch(r"(\d+)-(\d+)", text)
@@ -177,7 +178,8 @@ def _range(option: str, text: str) -> Range:
     return Range(int(found[1]), int(found[2]))
 
 
-def _speakers(held_out: str) -> list[str]:
+def speakers(held_out: str) -> list[str]:
+    """Who is held out; nobody if single recordings are."""
     return [] if held_out == "recordings" else [name.strip() for name in held_out.split(",")]
 
 
@@ -187,7 +189,7 @@ def _check_meant(corpus: Corpus, held_out: str, targets: Targets, counts: tuple[
         return
     if held_out != "recordings" or targets is not Targets.DIGITS:
         raise UserError(f"--held-out and --targets are for strings of digits, and {corpus.name} has its own texts.")
-    if counts != (_DIGITS, _FIRST):
+    if counts != (DIGITS, FIRST):
         raise UserError(f"--digits and --first are for strings of digits, and {corpus.name} has its own texts.")
 
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
+from recipes.common.precision import in_bf16
+from recipes.speech.digits import Range
 from recipes.speech.tables import Point
 
-from recipes.speech import tables
+from coterie.cli.inputs import UserError
+from recipes.speech import again, loading, tables
 from tests.command import recipe
 from tests.recipes.speech.conftest import write_an4
 
 SPEC = "smyrf:rounds=2,cluster_size=8"
 ALSO = "local:window=8"
+AS_QUICK: Any = {"first": Range(1, 3), "last": Range(3, 6), "held_out": [], "spelled": False, "tests": 6}
 
 
 def results(folder):
@@ -49,6 +54,13 @@ def test_end_to_end(recordings, tmp_path):
     assert before == {file: file.stat().st_mtime_ns for file in (out / "runs").iterdir()}
     assert results(out) == found
     assert "another rate" in recipe("speech", *arguments, "--rate", 1e-4, fails=1)
+    models = sorted((out / "models").iterdir())
+    rows = again.measured(models, loading.load(str(recordings), **AS_QUICK), ["dense", ALSO], bf16=in_bf16(None))
+    for (layers, trained), mine in rows.items():
+        wanted = [r["errors"] for r in found["results"] if (r["layers"], r["trained"]) == (layers, trained)]
+        assert mine == {name: [each[name]["digit"] for each in wanted] for name in ("dense", ALSO)}
+    with pytest.raises(UserError, match="writes '0123456789', and AN4 is written in other symbols"):
+        again.measured(models, loading.load(str(write_an4(tmp_path / "an4")), **AS_QUICK), ["dense"], bf16=False)
 
 
 def test_cepstra_and_no_beam(tmp_path):
