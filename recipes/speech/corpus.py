@@ -17,11 +17,12 @@ _Any = TypeVar("_Any")
 
 
 class Utterance(NamedTuple):
-    """Features (frames, channels), and what was said."""
+    """Features (frames, channels), what was said, and where each part of that ends, in frames, if it is known."""
 
     name: str
     features: Tensor
     text: str
+    ends: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -20,7 +21,7 @@ from coterie.cli.inputs import UserError
 from recipes.common.audio import decode_audio
 from recipes.speech.archive import Files
 from recipes.speech.corpus import Corpus, Utterance, some
-from recipes.speech.features import log_mel, normalised
+from recipes.speech.features import frame_at, log_mel, normalised
 
 RATE = 8000
 RECORDING = re.compile(r"(?:.*/)?(\d)_([^_/]+)_(\d+)\.wav")
@@ -170,4 +171,7 @@ def string(name: str, recordings: Sequence[Recording], *, spelled: bool = False)
     """Recordings one after the other."""
     samples = torch.cat([recording.samples for recording in recordings])
     said = [NAMES[r.digit] if spelled else str(r.digit) for r in recordings]
-    return Utterance(name, normalised(log_mel(samples, RATE)), (" " if spelled else "").join(said))
+    features = normalised(log_mel(samples, RATE))
+    ends = list(accumulate(len(recording.samples) for recording in recordings))
+    frames = (*(frame_at(end, RATE) for end in ends[:-1]), len(features))
+    return Utterance(name, features, (" " if spelled else "").join(said), frames)

@@ -30,6 +30,16 @@ def log_mel(samples: Tensor, rate: int, mels: int = MELS) -> Tensor:
     return (power @ mel_filters(rate, size, mels).T).clamp(min=_FLOOR).log()
 
 
+def frame_at(sample: int, rate: int) -> int:
+    """The first frame whose middle is not before a sample.
+
+    >>> frame_at(100, 8000), frame_at(101, 8000)
+    (0, 1)
+    """
+    window, hop, _ = window_sizes(rate)
+    return max(0, math.ceil((sample - window / 2) / hop))
+
+
 def window_sizes(rate: int) -> tuple[int, int, int]:
     """Samples of a window, samples between two windows, and the length of the transform.
 
