@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from recipes.speech.corpus import Utterance
 from recipes.speech.digits import Digits, Range, by_speaker, string
 from recipes.speech.network import Config, Recogniser
 
@@ -43,7 +44,7 @@ def test_a_string_knows_where_its_digits_end(corpus):
 
 @pytest.mark.parametrize("stride", [1, 2, 4])
 def test_segments_are_in_tokens(stride):
-    utterance = clusters.Utterance("a", torch.randn(21, 3), "707", (7, 8, 21))
+    utterance = Utterance("a", torch.randn(21, 3), "707", (7, 8, 21))
     found = clusters.segments(utterance, Config(3, 10, stride=stride))
     wanted = {1: [(0, 7), (7, 8), (8, 21)], 2: [(0, 4), (4, 11)], 4: [(0, 2), (2, 6)]}[stride]
     assert [(each.start, each.end) for each in found] == wanted  # one that has no token is not there
@@ -55,7 +56,7 @@ def test_segments_are_in_tokens(stride):
 
 def test_clusters_are_those_of_the_plans_that_heads_would_make(corpus, model):
     utterance = corpus.test[0]
-    seen = {}
+    seen: dict[str, Any] = {}
     batch = utterance.features[None], torch.tensor([len(utterance.features)])
     coterie.hosts.watch_dense(model, batch, seen.__setitem__)
     for (name, head), labels in clusters.groups(model, utterance, SPEC).items():
