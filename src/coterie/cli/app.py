@@ -132,7 +132,7 @@ def _show(found: Fit, model: str) -> None:
     attention, whole = found.speedups
     verdict = "[green]holds[/]" if found.holds else "[red]does not hold[/]"
     out.print(f"fidelity {found.held_out:.4f} on held-out text: {verdict} (asked {found.fidelity})")
-    out.print(f"attention alone {attention:.2f}× faster, the whole model {whole:.2f}×")
+    out.print(f"attention alone {attention:.2f}× as fast, the whole model {whole:.2f}×")
     for note in found.notes:
         out.print(shown(note), markup=False)
 
