@@ -115,6 +115,21 @@ def test_bars_go_to_the_console_that_is_named():
     assert "5/9" in held.getvalue()
 
 
+def test_a_file_gets_lines_and_no_bars(clock):
+    from rich.console import Console
+
+    held = io.StringIO()
+    with terminal_bars(Console(file=held)) as tell:
+        tell("a", 1, 9)  # what is over soon is not worth a line
+        clock.seconds += 11
+        tell("a", 2, 9)
+        clock.seconds += 1
+        tell("a", 3, 9)
+        clock.seconds += 9
+        tell("b", 1, 2000)
+    assert held.getvalue() == "a 2/9, 11 s\nb 1/2,000, 0 s\n"
+
+
 def test_without_rich_bars_are_refused_before_any_work(monkeypatch):
     monkeypatch.setattr(progress, "_has_rich", lambda: False)
     with pytest.raises(ValueError, match=r"progress: expected rich to draw bars with \(pip install rich\)"):

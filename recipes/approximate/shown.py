@@ -19,7 +19,7 @@ def table(dense: Estimate, found: list[Kept], costs: list[Result], title: str, s
         cost = by_mechanism[each.point.mechanism]
         clusters, apart = str(each.point.clusters), each.difference.shown("+")
         rows.append([each.point.mechanism, clusters, _met(cost), each.score.shown(), apart, _time(cost, base)])
-    columns = ["run with", "clusters", "keys met", score, "difference to dense"]
+    columns = ["run with", "clusters", "scores a query", score, "difference to dense"]
     return title, [*columns, f"ms, {base['texts']} × {base['tokens']} tokens"], rows
 
 

@@ -25,6 +25,8 @@ def words(dense: Estimate, found: list[Kept], costs: list[Result], short: float,
     for template in dict.fromkeys(each.point.template for each in found):
         mine = [each for each in found if each.point.template == template]
         said.append(f"{template} {_kept(mine)}. {_met(mine, by_mechanism)}")
+    if chance:
+        said.append(f"One answer to everything scores {100 * chance:.1f}.")
     if short:
         said.append(
             f"{short:.0%} of the test texts have at most {FEW_QUERIES} tokens and run densely, whatever is asked."

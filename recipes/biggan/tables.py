@@ -7,7 +7,7 @@ from typing import Any
 
 from recipes.biggan.attention import DENSE
 from recipes.common.results import Table
-from recipes.common.scores import mean_and_error
+from recipes.common.scores import mean_and_error, of_seeds
 from recipes.common.study import Result
 
 
@@ -40,7 +40,7 @@ def trained_with(results: list[Result], floor: Result) -> Table:
     rows.append([*real, *("" for _ in by_inception), "100%", "", ""])
     columns = ["trained and run with", "pairs", "distance", "to dense", "precision", "recall"]
     columns += [*map(str.upper, by_inception), "least variety"]
-    title = f"Fréchet distance in the features of a small network (not FID), {_count(dense)}, ± standard error"
+    title = f"Fréchet distance in the features of a small network (not FID), {of_seeds(len(dense))}"
     return title, [*columns, "s a step", "to dense"], rows
 
 
@@ -96,10 +96,6 @@ def draw(distances: Any, losses: Any, results: list[Result]) -> None:
 
 def _names(results: list[Result]) -> list[str]:
     return list(dict.fromkeys(r["trained"] for r in results))
-
-
-def _count(seeds: Any) -> str:
-    return f"{len(seeds)} seed{'s' * (len(seeds) > 1)}"
 
 
 def _shown(values: list[float], sign: str = "") -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from recipes.common.results import Table
-from recipes.common.scores import mean_and_error, shown
+from recipes.common.scores import mean_and_error, of_seeds, shown
 from recipes.common.study import Result
 from recipes.common.tuning import DENSE
 
@@ -46,10 +46,8 @@ def trained_with(
     lengths = sorted({cost["tokens"] for cost in costs})
     tokens = " and ".join(f"{length:,}" for length in lengths)
     columns = [] if names is None else ["what it is"]
-    columns += ["trained and run with", "keys met", score, *others, f"to {base}", "step time", "step memory"]
-    seeds = len(dense)
-    title = f"{score} × 100, {seeds} seed{'s' * (seeds > 1)}, ± standard error; steps of {tokens} tokens"
-    return title, columns, rows
+    columns += ["trained and run with", "scores a query", score, *others, f"to {base}", "step time", "step memory"]
+    return f"{score} × 100, {of_seeds(len(dense))}; steps of {tokens} tokens", columns, rows
 
 
 def interchange(results: list[Result], score: str) -> Table:
@@ -69,12 +67,15 @@ def interchange(results: list[Result], score: str) -> Table:
 
 
 def summary(task: str, results: list[Result], score: str, base: str = DENSE) -> str:
-    """In one line: what `base` got, and how far the others are from it."""
+    """In one line: what `base` got, how far the others are from it, and what one answer to everything would get."""
     dense = {r["seed"]: r["scores"][base] for r in results if r["trained"] == base}
     parts = [f"{task}, {score} × 100: {base} {shown(list(dense.values()))}"]
     for name in dict.fromkeys(r["trained"] for r in results if r["trained"] != base):
         apart = [r["scores"][name] - dense[r["seed"]] for r in results if r["trained"] == name]
         parts.append(f"{name} {shown(apart, sign='+')}")
+    chances = [r.get("chance", 0.0) for r in results if r["trained"] == base]  # no run of before has it stored
+    if any(chances):
+        parts.append(f"one answer to everything {shown(chances)}")
     return "; ".join(parts) + "."
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from transformers import TrainerCallback
 
 from coterie.cli.console import err
-from coterie.progress import in_notebook, notebook_bars
+from coterie.progress import in_notebook, lines, notebook_bars
 from recipes.common.processes import processes
 
 Tell = Callable[[str, int, int], None]  # what, done, total
@@ -51,9 +53,37 @@ class Bar(TrainerCallback):  # type: ignore[misc]
 @contextmanager
 def bar(runs: int) -> Iterator[Bar]:
     """Over so many runs; only the first process of several draws."""
-    drawn: AbstractContextManager[Tell] = notebook_bars() if in_notebook() else _terminal()
-    with drawn as tell:
+    with _drawn() as tell:
         yield Bar(tell, runs)
+
+
+def _drawn() -> AbstractContextManager[Tell]:
+    if in_notebook():
+        return notebook_bars()
+    if not processes().is_main_process:
+        return nullcontext(lambda what, done, total: None)
+    return _terminal() if err.is_terminal else nullcontext(plainly(partial(print, file=sys.stderr, flush=True)))
+
+
+def plainly(write: Callable[[str], None], between: float = 60.0) -> Tell:
+    """Into a file or a pipe: now and then a line about what is under way, and how many runs are over.
+
+    >>> tell = plainly(print, between=0)
+    >>> tell("runs", 2, 6)
+    >>> tell("dense, seed 0", 10, 250)
+    2 of 6 runs are done; dense, seed 0 10/250, 0 s
+    """
+    over = ""
+    told = lines(lambda line: write(f"{over}; {line}"), between)
+
+    def tell(what: str, done: int, total: int) -> None:
+        nonlocal over
+        if what == "runs":
+            over = f"{done} of {total} runs are done"
+        else:
+            told(what, done, total)
+
+    return tell
 
 
 @contextmanager
@@ -61,12 +91,9 @@ def _terminal() -> Iterator[Tell]:
     """Two lines: the runs, and what is under way."""
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.completed}/{task.total}"))
     times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
-    shown = processes().is_main_process
     # Runs take minutes, and the rate of the last half minute, as it is by default, would say nothing of them.
     day = 24 * 3600.0
-    with Progress(
-        *columns, *times, console=err, transient=True, disable=not shown, speed_estimate_period=day
-    ) as progress:
+    with Progress(*columns, *times, console=err, transient=True, speed_estimate_period=day) as progress:
         runs, steps = progress.add_task("runs"), progress.add_task("", visible=False)
         now = ""
 

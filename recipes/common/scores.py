@@ -79,6 +79,15 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
     return statistics.fmean(values), error
 
 
+def of_seeds(count: int) -> str:
+    """What a title says of the figures below it.
+
+    >>> of_seeds(1), of_seeds(3)
+    ('one seed', '3 seeds, ± standard error')
+    """
+    return "one seed" if count == 1 else f"{count} seeds, ± standard error"
+
+
 def shown(values: Sequence[float], unit: float = 100, digits: int = 1, sign: str = "") -> str:
     """Mean ± standard error.
 

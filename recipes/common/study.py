@@ -119,7 +119,7 @@ def _enter(folder: Path, settings: Result, fresh: bool) -> None:
         write_json(file, settings)
         return
     _lock(folder)
-    for key in sorted((settings.keys() | found.keys()) - _free(settings)):
+    for key in _in_order((settings.keys() | found.keys()) - _free(settings)):
         if settings.get(key) != found.get(key):
             raise UserError(
                 f"{folder} holds a study with another {key} ({found.get(key)!r} instead of {settings.get(key)!r}): "
@@ -127,6 +127,11 @@ def _enter(folder: Path, settings: Result, fresh: bool) -> None:
             )
     if found != settings:
         write_json(file, settings)
+
+
+def _in_order(keys: set[str]) -> list[str]:
+    """The digest last: it is another whenever a setting of the data is, and says less."""
+    return sorted(keys, key=lambda key: (key == _DIGEST, key))
 
 
 def _free(settings: Result) -> set[str]:

@@ -155,7 +155,7 @@ class Tuning(ABC):
             keep_models: store each model in the study's folder `models`.
 
         Returns:
-            for each: `trained`, `seed`, `scores` and `also` by what ran, `seconds_per_step`, `losses`.
+            for each: `trained`, `seed`, `scores` and `also` by what ran, `chance`, `seconds_per_step`, `losses`.
         """
         tokenized = cache(self.tokenized)
 
@@ -170,7 +170,8 @@ class Tuning(ABC):
                 bar.begin(f"{trained}, seed {seed}: test with {running}")
                 answers = self.test(model, running, parts, folder)
                 scores[running], also[running] = answers.score(range(answers.examples)), answers.also
-            return {"trained": trained, "seed": seed, "scores": scores, "also": also, **took._asdict()}
+            found = {"trained": trained, "seed": seed, "scores": scores, "also": also, "chance": answers.chance}
+            return {**found, **took._asdict()}
 
         results = []
         for seed in seeds:

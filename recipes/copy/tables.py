@@ -49,7 +49,13 @@ def times(costs: list[Result]) -> Table:
                     "–" if not cost["peak_bytes"] else f"{cost['peak_bytes'] / 2**20:.0f}",
                 ]
             )
-    columns = ["tokens × sequences", "layers mix by", "keys met", f"ms a step (to {base})", "memory of a step, MB"]
+    columns = [
+        "tokens × sequences",
+        "layers mix by",
+        "scores a query",
+        f"ms a step (to {base})",
+        "step memory, MB",
+    ]
     return "a training step, forward and backward, all taking turns", columns, rows
 
 

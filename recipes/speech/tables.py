@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from recipes.common.results import Table
-from recipes.common.scores import mean_and_error, shown
+from recipes.common.scores import mean_and_error, of_seeds, shown
 from recipes.common.study import Result
 from recipes.speech.network import DENSE
 
@@ -80,7 +80,7 @@ def trained_with(results: list[Result], costs: list[Result], unit: str, beam: in
     columns += ["s an epoch", "step memory, MB", "ms an utterance"]
     seeds = len({r["seed"] for r in results})
     tokens = statistics.fmean(cost["tokens"] for cost in costs)
-    title = f"{corpus}, {seeds} seed{'s' * (seeds > 1)}, ± standard error; utterances of {tokens:.0f} tokens"
+    title = f"{corpus}, {of_seeds(seeds)}; utterances of {tokens:.0f} tokens"
     return title, columns, rows
 
 

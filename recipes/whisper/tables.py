@@ -39,7 +39,7 @@ def heard(model: str, found: list[Result], costs: Result) -> Table:
                 f"{cost['seconds'] / costs[DENSE]['seconds']:.2f}×",
             ]
         )
-    columns = ["encoder's attention", "keys met", "word errors", "%", "cosine", "ms a window", "to dense"]
+    columns = ["encoder's attention", "scores a query", "word errors", "%", "cosine", "ms a window", "to dense"]
     clips = len(found[0]["clips"])
     return f"{model}, {clips} clip{'s' * (clips > 1)}, {words} words, without training", columns, rows
 

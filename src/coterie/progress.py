@@ -1,4 +1,5 @@
-"""Progress of what takes a while: bars on a terminal, and in a notebook one output that is drawn again in its place."""
+"""Progress of what takes a while: bars on a terminal, now and then a line in a file or a pipe, and in a notebook one
+output that is drawn again in its place."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str, int, int], None]
 _BETWEEN = 0.2  # seconds between two drawings in a notebook
+_LINES = 10.0  # seconds between two lines where nothing can be drawn again
 
 
 def telling(progress: Progress | bool | None) -> AbstractContextManager[Progress]:
@@ -55,24 +58,49 @@ def in_notebook() -> bool:
 
 
 def terminal_bars(console: Console | None = None) -> AbstractContextManager[Progress]:
-    """A bar for each what, on stderr or a console of rich; they vanish when all is done."""
+    """A bar for each what, on stderr or a console of rich; they vanish when all is done. In a file or a pipe, lines."""
     expect(_has_rich(), "progress", "rich to draw bars with (pip install rich), or a function", "no rich")
-    return _rich_bars(console)
+    from rich.console import Console
+
+    there = console or Console(stderr=True)
+    return _rich_bars(there) if there.is_terminal else nullcontext(lines(partial(print, file=there.file, flush=True)))
 
 
 def _has_rich() -> bool:
     return find_spec("rich") is not None
 
 
+def lines(write: Callable[[str], None], between: float = _LINES) -> Progress:
+    """A line about what is under way, and no more than one in so many seconds; what is over before that writes none.
+
+    Example:
+        >>> from coterie.progress import lines
+        >>> tell = lines(print, between=0)
+        >>> tell("batches", 1, 3)
+        batches 1/3, 0 s
+    """
+    steps = Drawn()
+    last = time.monotonic()
+
+    def tell(what: str, done: int, total: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        steps.tell(what, done, total, now)
+        if now - last >= between:
+            write(steps.line(what))
+            last = now
+
+    return tell
+
+
 @contextmanager
-def _rich_bars(console: Console | None) -> Iterator[Progress]:
+def _rich_bars(console: Console) -> Iterator[Progress]:
     from rich import progress
-    from rich.console import Console
 
     words = progress.TextColumn("{task.description:14}", markup=False)
     count = progress.TextColumn("{task.completed}/{task.total}")
     columns = (words, progress.BarColumn(), count, progress.TimeElapsedColumn())
-    with progress.Progress(*columns, console=console or Console(stderr=True), transient=True) as drawn:
+    with progress.Progress(*columns, console=console, transient=True) as drawn:
         tasks: dict[str, Any] = {}
 
         def tell(what: str, done: int, total: int) -> None:
@@ -123,8 +151,13 @@ class Drawn:
         first = self.steps.get(what)
         self.steps[what] = Step(done, total, now if first is None else first.start, now)
 
+    def line(self, what: str) -> str:
+        """How far something is, in words."""
+        step = self.steps[what]
+        return f"{what} {step.done:,}/{step.total:,}, {step.seconds:.0f} s"
+
     def _lines(self) -> dict[str, Step]:
-        return {f"{what} {s.done:,}/{s.total:,}, {s.seconds:.0f} s": s for what, s in self.steps.items()}
+        return {self.line(what): step for what, step in self.steps.items()}
 
     def __repr__(self) -> str:
         return "\n".join(self._lines())

@@ -240,12 +240,30 @@ def test_short_inputs_of_a_hugging_face_model_run_its_own_attention():
 
 @pytest.mark.parametrize(
     ("dense", "found", "fidelity"),
-    [(4.0, 3.0, 0.75), (4.0, 5.0, 1.25), (-2.0, -2.2, 0.9), (-2.0, -1.0, 1.5), (0.0, 0.0, 1.0), (0.0, -1.0, 0.0)],
+    [
+        ([4.0], [3.0], 0.75),
+        ([4.0], [5.0], 1.25),
+        ([-2.0], [-2.2], 0.9),
+        ([-2.0], [-1.0], 1.5),
+        ([0.0, 4.0], [0.0, 3.0], 0.75),  # a batch may score 0
+        ([0.0, 4.0], [1.0, 3.0], 1.0),
+        ([1.0], [math.nan], math.nan),  # which is no fidelity that was asked for
+    ],
 )
 def test_scores_of_any_sign(dense, found, fidelity):
-    scale = Fidelity(host_of(encoder()), lambda model, batch: 0.0, [])
-    assert scale._compare(dense, found, None) == pytest.approx(fidelity)
-    assert math.isnan(scale._compare(1.0, math.nan, None))  # which is no fidelity that was asked for
+    said = iter([*dense, *found])
+    scale = Fidelity(host_of(encoder()), lambda model, batch: next(said), batches(len(dense)))
+    for index in range(len(dense)):
+        scale.remember(index)
+    scale.expect_worth()
+    (score,) = scale.by_length(list(range(len(dense)))).values()
+    assert score == pytest.approx(fidelity, nan_ok=True)
+
+
+@pytest.mark.parametrize(("always", "size"), [(0.0, "0"), (math.nan, "nan"), (-math.inf, "inf")])
+def test_a_dense_model_that_never_scores_has_nothing_to_keep(always, size):
+    with pytest.raises(ValueError, match=f"measure: expected scores .* not all 0, got a mean size of {size} at 40 tok"):
+        coterie.fit(encoder(1), batches(3, 40), 0.9, measure=lambda model, batch: always)
 
 
 def test_a_score_that_is_not_a_number_holds_nothing():

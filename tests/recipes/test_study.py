@@ -64,6 +64,10 @@ def test_data_may_lie_elsewhere_if_they_are_the_same(tmp_path):
     Study.open(tmp_path, {"recipe": "pie", "data": "there", "data digest": "abc"})
     with pytest.raises(UserError, match=r"another data digest \('abc' instead of 'def'\)"):
         Study.open(tmp_path, {"recipe": "pie", "data": "there", "data digest": "def"})
+    settings = {"recipe": "pie", "data digest": "abc", "examples": 9}
+    Study.open(tmp_path / "examples", settings)
+    with pytest.raises(UserError, match=r"another examples \(9 instead of 8\)"):  # a setting says more than a digest
+        Study.open(tmp_path / "examples", {**settings, "data digest": "def", "examples": 8})
     Study.open(tmp_path / "more", {"recipe": "pie", "data": "here"})
     with pytest.raises(UserError, match=r"another data \('here' instead of 'there'\)"):
         Study.open(tmp_path / "more", {"recipe": "pie", "data": "there"})

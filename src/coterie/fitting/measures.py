@@ -24,7 +24,8 @@ class Fidelity:
 
     "hidden": the mean cosine of the final hidden states of real tokens.
     "loss": the dense model's loss of the next token over the clustered one's.
-    A callable (model, batch) → score, the higher the better: 1 − (dense − clustered) / |dense|.
+    A callable (model, batch) → score, the higher the better: 1 − (dense − clustered) / |dense|, where |dense| is the
+    mean over all batches of that length, as a single one may score 0.
     """
 
     def __init__(self, host: Host, measure: Measure | None, batches: list[Any]) -> None:
@@ -55,6 +56,13 @@ class Fidelity:
         assert index == len(self._dense)
         self._dense.append(self._answer(self.batches[index]))
 
+    def expect_worth(self) -> None:
+        """Raise if the dense model scores 0 on all batches of a length: nothing could be lost there."""
+        for length in sorted({length_of(batch) for batch in self.batches} if callable(self.measure) else ()):
+            unit = self._unit(length)
+            got = f"a mean size of {unit:g} at {length:,} tokens"
+            expect(math.isfinite(unit) and unit > 0, "measure", "scores of the dense model that are not all 0", got)
+
     def by_length(self, indices: list[int]) -> dict[int, float]:
         """The fidelity of the host as it is now: for each length the mean over its batches."""
         found: dict[int, list[float]] = {}
@@ -80,7 +88,12 @@ class Fidelity:
         if self.measure == "loss":
             return float(dense / found) if found else float(dense == found)
         # found / dense, and the same for scores below 0: what is lost counts against the size of what there was
-        return 1 - (dense - found) / abs(dense) if dense else float(found >= dense)
+        return float(1 - (dense - found) / self._unit(length_of(batch)))
+
+    def _unit(self, length: int) -> float:
+        """The mean size of the dense scores at a length; NaN if one is."""
+        pairs = zip(self.batches, self._dense, strict=True)
+        return statistics.fmean(abs(score) for batch, score in pairs if length_of(batch) == length)
 
 
 class Remembered(NamedTuple):
@@ -112,6 +125,7 @@ def remember(task: Task, measure: Measure | None) -> Remembered:
     for index in range(total):
         scale.remember(index)
         task.tell("dense answers", index + 1, total)
+    scale.expect_worth()
     return Remembered(task, scale, list(range(fitted)), list(range(fitted, total)))
 
 
