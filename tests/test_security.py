@@ -331,6 +331,11 @@ def fitted(tmp_path_factory) -> dict[str, Any]:
         {"attention_seconds": "12"},
         {"attention_seconds": None},
         {"no_such_field": 1},
+        {"certified": "yes"},
+        {"certified": 1},
+        {"confidence": "95%"},
+        {"share": "<b>"},
+        {"share": True},
     ],
     ids=lambda hostile: str(hostile)[:40],
 )

@@ -31,7 +31,7 @@ def test_guests_do_not_count_however_the_keys_are_masked():
     real = padding(2, 41, [41, 17])
     for masks in ({"attn_mask": real[:, None, None]}, {"key_mask": real}):
         host = OneCall(q, k, v, guests=~real, **masks)
-        task = Task(host, [None], [], 0.9, [coterie.Local(window=5)], None, 0.0, lambda *_: None)
+        task = Task(host, [None], [], 0.9, 0.95, None, [coterie.Local(window=5)], None, 0.0, lambda *_: None)
         found = _watch(task)
         host.restore()
         (errors,) = found.errors["only", "local:window=5"].values()

@@ -70,7 +70,13 @@ def fit_command(
     text: Text = None,
     fidelity: Annotated[float, typer.Option(help="In (0, 1].")] = 0.99,
     lengths: Annotated[str, typer.Option(help="Tokens in a sequence, separated by commas.")] = "512",
-    sequences: Annotated[int, typer.Option(min=2, help="Of each length; a third of them is held out.")] = 6,
+    confidence: Annotated[float, typer.Option(help="Of the promise, in [0.5, 1).")] = 0.95,
+    share: Annotated[
+        float | None, typer.Option(help="Promise the fidelity to this share of documents instead of on average.")
+    ] = None,
+    sequences: Annotated[
+        int, typer.Option(min=2, help="Of each length: a third is searched on, the others certify what is promised.")
+    ] = 6,
     batch: Annotated[int, typer.Option(min=1, help="Sequences that run together.")] = 1,
     extend_positions: Extend = False,
     measure: Annotated[str | None, typer.Option(help="'hidden' or 'loss'.")] = None,
@@ -81,9 +87,13 @@ def fit_command(
     save: Annotated[Path | None, typer.Option(help="Write the choice (JSON), for 'run' and coterie.hf.load.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Choose the cheapest attention that keeps a model's answers on your text, and check it on held-out text."""
+    """Choose the cheapest attention that keeps a model's answers on your text, and certify it on held-out text."""
     if not 0 < fidelity <= 1:
         raise UserError(f"--fidelity must be in (0, 1], not {fidelity}.")
+    if not 0.5 <= confidence < 1:
+        raise UserError(f"--confidence must be in [0.5, 1), not {confidence}.")
+    if share is not None and not 0 < share < 1:
+        raise UserError(f"--share must be in (0, 1), not {share}.")
     if measure not in (None, "hidden", "loss"):
         raise UserError(f"--measure must be 'hidden' or 'loss', not {measure!r}.")
     for path in filter(None, (out_file, save)):
@@ -100,6 +110,8 @@ def fit_command(
             loaded.model,
             fitted,
             fidelity,
+            confidence=confidence,
+            share=share,
             measure=measure,
             held_out=held_out,
             seconds=seconds,
@@ -130,8 +142,8 @@ def _show(found: Fit, model: str) -> None:
     print_table(f"{model}: attention that keeps {found.measure} ≥ {found.fidelity}", *choices_table(found))
     print_table("held-out text", *lengths_table(found))
     attention, whole = found.speedups
-    verdict = "[green]holds[/]" if found.holds else "[red]does not hold[/]"
-    out.print(f"fidelity {found.held_out:.4f} on held-out text: {verdict} (asked {found.fidelity})")
+    color = "green" if found.certified else "yellow" if found.holds else "red"
+    out.print(f"[{color}]{found.promise}[/]", highlight=False)
     out.print(f"attention alone {attention:.2f}× as fast, the whole model {whole:.2f}×")
     for note in found.notes:
         out.print(shown(note), markup=False)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from coterie.files import readable, shown
+from coterie.fitting import to_search
 
 DEMO = "demo"
 
@@ -145,7 +146,7 @@ def documentation() -> str:
 
 
 def cut(loaded: Loaded, text: str, lengths: list[int], count: int, together: int = 1) -> tuple[list[Any], list[Any]]:
-    """Batches of `together` sequences, `count` sequences of each length: two thirds to fit on, the others held out."""
+    """Batches of `together` sequences, `count` sequences of each length: a third to search on, the others held out."""
     for length in lengths:
         check_length(loaded, length)
     before, after = _special(loaded.tokenizer)
@@ -167,8 +168,8 @@ def cut(loaded: Loaded, text: str, lengths: list[int], count: int, together: int
         for _ in range(count):
             pieces.append(torch.tensor([*before, *ids[at : at + length - special], *after]))
             at += length - special
-        last = count - max(1, count // 3)
-        for part, batches in ((pieces[:last], fitted), (pieces[last:], held_out)):
+        first = to_search(count)
+        for part, batches in ((pieces[:first], fitted), (pieces[first:], held_out)):
             for stacked in torch.stack(part).split(together):
                 batches.append({"input_ids": stacked, "attention_mask": torch.ones_like(stacked)})
     return fitted, held_out

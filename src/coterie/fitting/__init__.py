@@ -1,7 +1,7 @@
-"""`coterie.fit`: the cheapest attention that keeps a model's answers, with the proof."""
+"""`coterie.fit`: the cheapest attention that keeps a model's answers, with a promise that was certified."""
 
-from coterie.fitting.fit import fit
+from coterie.fitting.fit import fit, to_search
 from coterie.fitting.profile import Tried
 from coterie.fitting.result import Fit
 
-__all__ = ["Fit", "Tried", "fit"]
+__all__ = ["Fit", "Tried", "fit", "to_search"]

@@ -1,4 +1,4 @@
-"""`fit`: choose a mechanism for every layer so that a fidelity holds, at the least time, and check it on other data."""
+"""`fit`: choose a mechanism for every layer so that a fidelity holds, at the least time; certify it on other data."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 
 from coterie._version import __version__
 from coterie.checks import expect, expect_type
-from coterie.fitting.confirm import confirm
+from coterie.fitting.certify import certify
 from coterie.fitting.measures import Measure, least, length_of, remember
-from coterie.fitting.profile import profile
+from coterie.fitting.profile import Profiled, profile
 from coterie.fitting.result import AtLength, Fit
-from coterie.fitting.search import Choices, search
+from coterie.fitting.search import Choices, Searched, search
 from coterie.fitting.speed import time_passes
 from coterie.fitting.task import Task
 from coterie.hosts import DENSE, host_of
@@ -41,6 +41,8 @@ def fit(
     batches: Iterable[Any],
     fidelity: float = 0.99,
     *,
+    confidence: float = 0.95,
+    share: float | None = None,
     measure: Measure | None = None,
     held_out: Iterable[Any] | None = None,
     candidates: Sequence[Any] | None = None,
@@ -48,23 +50,29 @@ def fit(
     seed: int = 0,
     progress: Progress | bool | None = None,
 ) -> Fit:
-    """The cheapest attention that keeps a model's answers on your own data, layer by layer.
+    """The cheapest attention that keeps a model's answers on data like yours, layer by layer, with a promise.
 
-    One dense pass tries every candidate in every attention module: its time here and its output's error. That gives a
-    path of plans from the fastest to all dense; halving finds the cheapest whose fidelity holds on the batches, and
-    the promise is checked on held-out ones (and made more exact until it holds there too; `notes` says if so). Where
-    nothing pays, it is dense, and says so. The model is left as it was: `Fit.apply` changes it.
+    A third of the batches is searched on. One dense pass tries every candidate in every attention module: its time
+    here and its output's error. That gives a path of plans from the fastest to all dense, and halving finds the
+    cheapest that holds. The other batches certify: about five plans of the path, from an exact one to the one that was
+    found, are tested once each, up to the first that fails, and the last that held is taken. So the promise is that
+    with a probability of `confidence` the mean fidelity on all documents like these is at least `fidelity`. A batch
+    counts as one document. Where nothing pays or nothing can be promised it is dense, and says so; where documents are
+    too few for a promise, `Fit.certified` is False. The model is left as it was: `Fit.apply` changes it.
 
     Args:
         model: on Hugging Face's attention interface; or any that `coterie.nn.swap` takes.
         batches: dicts for a Hugging Face model; tensors or tuples of arguments for others. All lengths count: the
             fidelity must hold for each, and times are added up.
         fidelity: in (0, 1].
+        confidence: of the promise, in [0.5, 1).
+        share: promise that at least such a share of documents, in (0, 1), has the fidelity, instead of their mean: a
+            mean hides bad ones.
         measure: "hidden", the cosine of final hidden states; "loss", dense over clustered loss of the next token (the
             default of language models); or a callable (model, batch) → score, the higher the better.
-        held_out: batches for the check; the last third of `batches` of each length by default.
+        held_out: batches that certify; by default the last two thirds of `batches` of each length.
         candidates: mechanisms to try.
-        seconds: a budget; when it is used up, the best plan so far is checked and returned.
+        seconds: a budget; when it is used up, the best plan so far is certified and returned.
         seed: of the mechanisms.
         progress: True draws bars, on a terminal with rich or in a notebook; or a function that is called with
             (what, done, total).
@@ -79,6 +87,10 @@ def fit(
     """
     expect_type(isinstance(fidelity, int | float), "fidelity", "a number", type(fidelity).__name__)
     expect(0 < fidelity <= 1, "fidelity", "a number in (0, 1]", fidelity)
+    expect_type(isinstance(confidence, int | float), "confidence", "a number", type(confidence).__name__)
+    expect(0.5 <= confidence < 1, "confidence", "a number in [0.5, 1)", confidence)
+    expect_type(share is None or isinstance(share, int | float), "share", "a number or None", type(share).__name__)
+    expect(share is None or 0 < share < 1, "share", "a number in (0, 1), or None", share)
     fitted, checked = _split(list(batches), held_out)
     wanted = [as_mechanism(each) for each in (default_candidates(seed) if candidates is None else candidates)]
     host = host_of(model)
@@ -90,7 +102,8 @@ def fit(
     try:
         fitted.sort(key=length_of, reverse=True)  # if time runs out, the long ones have been tried
         with bars as tell:
-            return _fit(Task(host, fitted, checked, float(fidelity), wanted, seconds, start, tell), measure, seed)
+            asked = (float(fidelity), float(confidence), share)
+            return _fit(Task(host, fitted, checked, *asked, wanted, seconds, start, tell), measure, seed)
     finally:
         host.restore()
         for module, was in training:
@@ -102,28 +115,33 @@ def _fit(task: Task, measure: Measure | None, seed: int) -> Fit:
     remembered = remember(task, measure)
     profiled = profile(task)
     searched = search(task, remembered, profiled)
-    confirmed = confirm(task, remembered, searched)
-    timed = time_passes(task, profiled, confirmed)
-    choices = task.whole(confirmed.plan)
+    certified = certify(task, remembered, searched)
+    timed = time_passes(task, profiled, certified)
+    choices = task.whole(certified.plan)
     return Fit(
         choices=choices,
         measure=remembered.scale.name,
         fidelity=task.target,
-        calibrated=confirmed.calibrated,
-        held_out=least(confirmed.held_out),
+        calibrated=certified.calibrated,
+        held_out=least({tokens: each.fidelity for tokens, each in certified.judged.items()}),
+        confidence=task.confidence,
+        share=task.share,
+        certified=certified.sure,
         table=profiled.table,
         attention_seconds=timed.attention_seconds,
         lengths=timed.lengths,
         seed=seed,
-        notes=[*profiled.notes, *searched.notes, *confirmed.notes, *_remarks(choices, profiled.lengths)],
+        notes=[*profiled.notes, *searched.notes, *certified.notes, *_remarks(choices, searched, profiled)],
         environment=environment(),
     )
 
 
-def _remarks(choices: Choices, lengths: list[int]) -> list[str]:
+def _remarks(choices: Choices, searched: Searched, profiled: Profiled) -> list[str]:
     """What the choices themselves give rise to."""
     if set(choices.values()) == {DENSE}:
-        return [f"Nothing pays at {', '.join(map(str, lengths))} tokens: dense attention is kept everywhere."]
+        if len(searched.plans) > 1:  # something was faster, and could not be found or promised in time
+            return ["Dense attention is kept everywhere."]
+        return [f"Nothing pays at {', '.join(map(str, profiled.lengths))} tokens: dense attention is kept everywhere."]
     if any("@" in spec for spec in choices.values()):
         return ["Short inputs stay dense: the number after '@' is that of keys from which a mechanism runs."]
     return []
@@ -142,10 +160,19 @@ def _split(batches: list[Any], held_out: Iterable[Any] | None) -> tuple[list[Any
     checked: list[Any] = []
     for tokens, some in by_length.items():
         expect(len(some) >= 2, "batches", "at least 2 of each length, as some are held out", f"1 of {tokens} tokens")
-        count = max(1, len(some) // 3)
-        fitted += some[:-count]
-        checked += some[-count:]
+        count = to_search(len(some))
+        fitted += some[:count]
+        checked += some[count:]
     return fitted, checked
+
+
+def to_search(documents: int) -> int:
+    """How many of some documents plans are searched on: a third. A promise needs the others more.
+
+    >>> to_search(2), to_search(6), to_search(20)
+    (1, 2, 6)
+    """
+    return max(1, documents // 3)
 
 
 def environment() -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -47,6 +48,11 @@ class Fidelity:
         self._dense: list[Any] = []
 
     @property
+    def lowest(self) -> float | None:
+        """The lowest score that there can be: of a cosine, of a ratio of losses; nobody knows of a user's own."""
+        return {"hidden": -1.0, "loss": 0.0}[self.measure] if isinstance(self.measure, str) else None
+
+    @property
     def name(self) -> str:
         """What it is called in reports."""
         return self.measure if isinstance(self.measure, str) else getattr(self.measure, "__name__", "score")
@@ -63,13 +69,13 @@ class Fidelity:
             got = f"a mean size of {unit:g} at {length:,} tokens"
             expect(math.isfinite(unit) and unit > 0, "measure", "scores of the dense model that are not all 0", got)
 
-    def by_length(self, indices: list[int]) -> dict[int, float]:
-        """The fidelity of the host as it is now: for each length the mean over its batches."""
+    def by_length(self, indices: list[int]) -> dict[int, list[float]]:
+        """The fidelity of the host as it is now on these batches, by their length."""
         found: dict[int, list[float]] = {}
         for index in indices:
             score = self._compare(self._dense[index], self._answer(self.batches[index]), self.batches[index])
             found.setdefault(length_of(self.batches[index]), []).append(score)
-        return {length: statistics.fmean(scores) for length, scores in sorted(found.items())}
+        return dict(sorted(found.items()))
 
     @torch.no_grad()
     def _answer(self, batch: Any) -> Any:
@@ -97,7 +103,7 @@ class Fidelity:
 
 
 class Remembered(NamedTuple):
-    """The dense model's answers to all batches: which of them were fitted on, and which are for the check."""
+    """The dense model's answers to all batches: those that plans are searched on, and those that certify one."""
 
     task: Task
     scale: Fidelity
@@ -105,14 +111,18 @@ class Remembered(NamedTuple):
     checked: list[int]
 
     def on_fitted(self, plan: Mapping[str, str]) -> dict[int, float]:
-        """The fidelity of a plan on the batches that were fitted on, by length."""
-        return self._of(plan, self.fitted)
+        """The fidelity of a plan on the batches of the search, by length: their mean, or what a share of them has."""
+        return {length: typical(scores, self.task.share) for length, scores in self._of(plan, self.fitted).items()}
 
-    def on_checked(self, plan: Mapping[str, str]) -> dict[int, float]:
-        """On those for the check."""
+    def on_checked(self, plan: Mapping[str, str]) -> dict[int, list[float]]:
+        """On each of those that certify, by length."""
         return self._of(plan, self.checked)
 
-    def _of(self, plan: Mapping[str, str], indices: list[int]) -> dict[int, float]:
+    def documents(self) -> dict[int, int]:
+        """How many certify, by length."""
+        return dict(sorted(Counter(length_of(self.scale.batches[index]) for index in self.checked).items()))
+
+    def _of(self, plan: Mapping[str, str], indices: list[int]) -> dict[int, list[float]]:
         self.task.host.put(self.task.whole(plan))
         return self.scale.by_length(indices)
 
@@ -127,6 +137,17 @@ def remember(task: Task, measure: Measure | None) -> Remembered:
         task.tell("dense answers", index + 1, total)
     scale.expect_worth()
     return Remembered(task, scale, list(range(fitted)), list(range(fitted, total)))
+
+
+def typical(scores: list[float], share: float | None) -> float:
+    """The mean of some scores; or the highest that such a share of them reaches. NaN if one is.
+
+    >>> typical([0.9, 0.8, 1.0, 0.7], None), typical([0.9, 0.8, 1.0, 0.7], 0.75), typical([0.9, 0.7], 0.95)
+    (0.85, 0.8, 0.7)
+    """
+    if share is None or any(math.isnan(score) for score in scores):
+        return statistics.fmean(scores)
+    return sorted(scores, reverse=True)[math.ceil(share * len(scores)) - 1]
 
 
 def least(scores: Mapping[int, float]) -> float:

@@ -21,12 +21,23 @@ _Row = TypeVar("_Row")
 
 @dataclass(frozen=True)
 class AtLength:
-    """What was promised, on held-out batches of one length; seconds of whole forward passes, interleaved."""
+    """What the certifying documents of one length said.
+
+    Attributes:
+        fidelity: their mean.
+        dense_seconds, fitted_seconds: of whole forward passes over all of them, interleaved.
+        documents: how many they were.
+        bound: what is sure of the mean over all documents like them, or of the share that has the fidelity.
+        method: how the bound was found: "t", "betting", "binomial", or "exact" where attention stays dense.
+    """
 
     tokens: int
     fidelity: float
     dense_seconds: float
     fitted_seconds: float
+    documents: int = 0
+    bound: float = math.nan
+    method: str = ""
 
 
 @dataclass(frozen=True)
@@ -36,7 +47,10 @@ class Fit:
     Attributes:
         choices: the mechanism of each attention module, or "dense".
         fidelity: what was asked for; `measure` says of what.
-        calibrated, held_out: the fidelity on the batches that were fitted on, and on the others.
+        calibrated, held_out: the mean fidelity on the documents of the search, and on those that certified, which
+            chose no plan but where to stop; the worst of all lengths.
+        certified: whether it is promised, with so much `confidence`, that the mean over all documents like these, or
+            a `share` of them, has the fidelity. `lengths` has the bounds.
         table: everything that was tried in every module.
         attention_seconds: of all attention modules together, dense and fitted, each timed on its own.
         lengths: fidelity and speed of the whole model on held-out batches of each length.
@@ -52,6 +66,9 @@ class Fit:
     attention_seconds: tuple[float, float]
     lengths: list[AtLength]
     seed: int
+    confidence: float = 0.95
+    share: float | None = None
+    certified: bool = False
     notes: list[str] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
 
@@ -62,8 +79,19 @@ class Fit:
 
     @property
     def holds(self) -> bool:
-        """Whether the promise was kept on held-out data."""
-        return self.held_out >= self.fidelity
+        """Whether the fidelity is promised, or was at least seen on held-out data."""
+        return self.certified or self.held_out >= self.fidelity
+
+    @property
+    def promise(self) -> str:
+        """What may be expected of documents like these, in a sentence."""
+        if self.all_dense:
+            return "All attention is dense: answers do not change."
+        if not self.certified:
+            return f"Nothing is promised: {self.held_out:.4f} was seen on held-out documents."
+        whom = "on documents like yours" if self.share is None else f"on {self.share:.0%} of documents like yours"
+        mean = "a mean fidelity" if self.share is None else "a fidelity"
+        return f"With {self.confidence:.0%} confidence: {mean} of at least {self.fidelity:g} {whom}."
 
     @property
     def speedups(self) -> tuple[float, float]:
@@ -133,6 +161,7 @@ class Fit:
         return [
             f"fidelity ({self.measure}): asked {self.fidelity}, calibrated {self.calibrated:.4f}, "
             f"held out {self.held_out:.4f}",
+            self.promise,
             f"speed: attention {attention:.2f}×, the whole model {model:.2f}×",
             *self.notes,
         ]
@@ -140,10 +169,10 @@ class Fit:
 
 def _as(kind: type[_Row], row: dict[str, Any]) -> _Row:
     """A dataclass from JSON, its numbers and strings checked; null is NaN, which JSON does not know."""
-    kinds: dict[Any, type] = {"str": str, "float": float, "int": int}
+    kinds: dict[Any, type] = {"str": str, "float": float, "int": int, "bool": bool}
     for each in fields(kind):  # type: ignore[arg-type]
         wanted, value = kinds.get(each.type), row.get(each.name, each.default)
-        if wanted is float:
+        if wanted is float or (each.type == "float | None" and value is not None):
             row[each.name] = _number(each.name, value)
         elif wanted is not None:
             expect_type(type(value) is wanted, each.name, f"of type {each.type}", type(value).__name__)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from coterie.fitting.confirm import Confirmed
+from coterie.fitting.certify import Certified
 from coterie.fitting.measures import length_of
 from coterie.fitting.profile import Profiled
 from coterie.fitting.result import AtLength
@@ -24,18 +24,21 @@ class Timed(NamedTuple):
     lengths: list[AtLength]  # of the whole model, on the checked batches
 
 
-def time_passes(task: Task, profiled: Profiled, confirmed: Confirmed) -> Timed:
+def time_passes(task: Task, profiled: Profiled, certified: Certified) -> Timed:
     """Time the promised plan against dense attention."""
     apart = {(row.module, row.mechanism): row.seconds for row in profiled.table}
     dense, fitted = (
         sum(apart[module, spec] for module, spec in plan.items())
-        for plan in (dict.fromkeys(confirmed.plan, DENSE), confirmed.plan)
+        for plan in (dict.fromkeys(certified.plan, DENSE), certified.plan)
     )
-    choices = task.whole(confirmed.plan)
+    choices = task.whole(certified.plan)
     same = set(choices.values()) == {DENSE}
     best = _best(task, {"dense": None} if same else {"dense": None, "fitted": choices}, 1 if same else _REPEATS)
     after = "dense" if same else "fitted"
-    lengths = [AtLength(n, f, best["dense", n], best[after, n]) for n, f in confirmed.held_out.items()]
+    lengths = [
+        AtLength(n, each.fidelity, best["dense", n], best[after, n], len(each.scores), *each.bound)
+        for n, each in certified.judged.items()
+    ]
     return Timed((dense, fitted), lengths)
 
 

@@ -9,7 +9,7 @@ from coterie.hosts import DENSE
 from coterie.tables import Table
 
 if TYPE_CHECKING:
-    from coterie.fitting.result import Fit
+    from coterie.fitting.result import AtLength, Fit
 
 
 def choices_table(found: Fit) -> Table:
@@ -35,27 +35,37 @@ def choices_table(found: Fit) -> Table:
 
 
 def lengths_table(found: Fit) -> Table:
-    """Fidelity and speed of the whole model on held-out batches.
+    """Fidelity and speed of the whole model on held-out documents, and what is sure of all documents like them.
 
     Example:
         >>> from coterie.fitting.result import AtLength, Fit
         >>> from coterie.fitting.tables import lengths_table
-        >>> at = AtLength(2048, 0.9953, 0.83, 0.64)
+        >>> at = AtLength(2048, 0.9953, 0.83, 0.64, 4, 0.9941, "t")
         >>> print(lengths_table(Fit({}, "hidden", 0.99, 1.0, 1.0, [], (1.0, 1.0), [at], 0)).text())
-        tokens  fidelity  model, dense  model, fitted  speed-up
-         2,048    0.9953        0.83 s         0.64 s     1.30×
+        tokens  documents  fidelity   at least  model, dense  model, fitted  speed-up
+         2,048          4    0.9953  0.9941 (t)        0.83 s         0.64 s     1.30×
     """
     rows = [
         [
             f"{at.tokens:,}",
+            str(at.documents or "–"),
             _number(at.fidelity, 4),
+            _sure(at, found.share),
             f"{at.dense_seconds:.2f} s",
             f"{at.fitted_seconds:.2f} s",
             f"{at.dense_seconds / at.fitted_seconds:.2f}×" if at.fitted_seconds else "–",
         ]
         for at in found.lengths
     ]
-    return Table(["tokens", "fidelity", "model, dense", "model, fitted", "speed-up"], rows, words=())
+    columns = ["tokens", "documents", "fidelity", "at least" if found.share is None else "share at least"]
+    return Table([*columns, "model, dense", "model, fitted", "speed-up"], rows, words=())
+
+
+def _sure(at: AtLength, share: float | None) -> str:
+    """A bound, and how it was found."""
+    if at.method == "exact" or not math.isfinite(at.bound):
+        return "exact" if at.method == "exact" else "–"
+    return f"{at.bound:.4f} ({at.method})" if share is None else f"{at.bound:.1%} ({at.method})"
 
 
 def tried_table(found: Fit) -> Table:

@@ -14,12 +14,14 @@ from coterie.progress import Progress
 
 @dataclass(frozen=True)
 class Task:
-    """A model, batches to fit on and others to check on, the fidelity to keep, what to try, and until when."""
+    """A model, batches to search on and others to certify on, what is to be promised, what to try, and until when."""
 
     host: Host
     fitted: list[Any]
     checked: list[Any]
     target: float
+    confidence: float
+    share: float | None  # of documents that must have the target; None: their mean must
     candidates: list[Mechanism]
     budget: float | None  # in seconds
     start: float  # on time.monotonic()

@@ -36,11 +36,12 @@ def page(found: Fit, pictures: Pictures, *, model: str, command: str) -> str:
     data = json.dumps(plain({"figures": drawn, "meetings": pictures.meetings}), allow_nan=False)
     data = data.replace("<", "\\u003c")  # no tag or comment ends or begins inside a script
     attention, whole = found.speedups
-    verdict = ("good", "holds") if found.holds else ("bad", "does not hold")
+    seen = ("", "seen, not promised") if found.holds else ("bad", "does not hold")
+    verdict = ("good", "promised") if found.certified else seen
     cards = [
         (
             f"{found.held_out:.4f}",
-            f"{html.escape(found.measure)} on held-out text, asked {found.fidelity}: {verdict[1]}",
+            f"{html.escape(found.measure)} on held-out text, asked {found.fidelity:g}: {verdict[1]}",
             verdict[0],
         ),
         (f"{attention:.2f}×", "attention alone against dense", ""),
@@ -53,7 +54,7 @@ def page(found: Fit, pictures: Pictures, *, model: str, command: str) -> str:
             f"<div class=card><b class='{kind}'>{big}</b><span>{small}</span></div>" for big, small, kind in cards
         )
         + "</div>"
-        + "".join(f"<p>{html.escape(note)}</p>" for note in found.notes)
+        + "".join(f"<p>{html.escape(note)}</p>" for note in (found.promise, *found.notes))
         + "</section>",
         _section("What runs", _wide(choices_table(found))),
         _section(

@@ -1,0 +1,172 @@
+"""What can be promised of documents that nobody has seen: plans are tested once each, on data that chose none of them.
+
+Fixed-sequence testing: from an exact plan to cheap ones, each is tested at the full level, up to the first that fails.
+A false promise needs a first false one, and that one is tested once: no correction is needed (cf. Learn then Test,
+Angelopoulos, Bates, Candès, Jordan and Lei 2021). Of several lengths all must hold, each at the full level.
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import NamedTuple
+
+from coterie.fitting.bounds import Bound, documents_for_mean, documents_for_share, lower_bound, share_bound
+from coterie.fitting.measures import Remembered, least
+from coterie.fitting.search import Choices, Searched
+from coterie.fitting.task import Task
+
+# How much of the loss that is allowed the plans of the sequence had on the documents of the search.
+_LOSSES = (0.4, 0.6, 0.75, 0.9, 1.0)
+
+
+class Judged(NamedTuple):
+    """What the certifying documents of one length say of a plan.
+
+    Attributes:
+        scores: of each of them.
+        seen: their mean, or the share of them that hold.
+        bound: of the mean, or of the share of documents that hold.
+        wanted: what the bound must reach.
+        few: whether so few documents could certify nothing, whatever they scored.
+    """
+
+    scores: list[float]
+    seen: float
+    bound: Bound
+    wanted: float
+    few: bool
+
+    @property
+    def fidelity(self) -> float:
+        """Their mean."""
+        return statistics.fmean(self.scores)
+
+    @property
+    def certified(self) -> bool:
+        """NaN certifies nothing."""
+        return self.bound.value >= self.wanted
+
+
+class Certified(NamedTuple):
+    """The plan that is promised, if `sure`; or the one that held on average, on documents too few to be sure of it."""
+
+    plan: Choices
+    judged: dict[int, Judged]  # by length
+    calibrated: float  # on the documents of the search, the worst of all lengths
+    sure: bool
+    notes: list[str]
+
+
+def certify(task: Task, remembered: Remembered, searched: Searched) -> Certified:
+    """Test the plans of a sequence, and take the last that held; all dense if none did."""
+    plans, chosen = searched.plans, len(searched.plans) - 1
+    judged, failed, sure = _exact(task, remembered), None, True
+    sequence = sequence_of(searched, task.target)
+    for number, index in enumerate(sequence):
+        if number and task.out_of_time():
+            break  # whoever stops early has promised less, and nothing false
+        task.tell("certify", number, len(sequence))
+        found = _judge(task, remembered, plans[index])
+        few = any(each.few for each in found.values())
+        if not all(each.seen >= each.wanted if few else each.certified for each in found.values()):
+            failed = found
+            break
+        chosen, judged, sure = index, found, not few
+    task.tell("certify", 1, 1)
+    known = searched.scores.get(chosen)
+    calibrated = least(remembered.on_fitted(plans[chosen])) if known is None else known
+    return Certified(plans[chosen], judged, calibrated, sure, _notes(task, judged, failed, sure))
+
+
+def sequence_of(searched: Searched, target: float) -> list[int]:
+    """Plans of a path that are worth a test, from exact to cheap: the search's own choice last.
+
+    What others cost in fidelity is read off the plans that the search has run, in between by a line.
+    """
+    known = sorted(searched.scores.items())
+    found: list[int] = []
+    for share in _LOSSES:
+        allowed = 1 - share * (1 - target)
+        index = next((i for i in range(searched.chosen, known[-1][0]) if _between(known, i) >= allowed), None)
+        if index is not None and index not in found:
+            found.append(index)
+    return found
+
+
+def _between(known: list[tuple[int, float]], at: int) -> float:
+    """The fidelity at an index of the path, from those on either side of it."""
+    before = max((each for each in known if each[0] <= at), default=known[0])
+    after = min((each for each in known if each[0] >= at), default=known[-1])
+    if before[0] == after[0]:
+        return before[1]
+    share = (at - before[0]) / (after[0] - before[0])
+    return before[1] + share * (after[1] - before[1])
+
+
+def judge(scores: list[float], target: float, confidence: float, share: float | None, lowest: float | None) -> Judged:
+    """What documents say of a plan.
+
+    Args:
+        share: of documents that must score at least the target; None: their mean must.
+        lowest: the lowest score that there can be, if there is one.
+
+    Example:
+        >>> from coterie.fitting.certify import judge
+        >>> found = judge([0.991, 0.993, 0.992, 0.994], 0.99, 0.95, None, -1.0)
+        >>> round(found.fidelity, 4), round(found.bound.value, 4), found.bound.method, found.certified
+        (0.9925, 0.991, 't', True)
+        >>> found = judge([0.991, 0.993, 0.992, 0.994], 0.99, 0.95, 0.5, -1.0)  # half of all documents
+        >>> round(found.bound.value, 4), found.bound.method, found.certified
+        (0.4729, 'binomial', False)
+    """
+    count = len(scores)
+    if share is None:
+        mean = statistics.fmean(scores)
+        return Judged(scores, mean, lower_bound(scores, confidence, target, lowest), target, count < 2)
+    held = sum(score >= target for score in scores)
+    bound = Bound(share_bound(held, count, confidence), "binomial")
+    return Judged(scores, held / count, bound, share, count < documents_for_share(confidence, share))
+
+
+def _judge(task: Task, remembered: Remembered, plan: Choices) -> dict[int, Judged]:
+    return {
+        length: judge(scores, task.target, task.confidence, task.share, remembered.scale.lowest)
+        for length, scores in remembered.on_checked(plan).items()
+    }
+
+
+def _exact(task: Task, remembered: Remembered) -> dict[int, Judged]:
+    """All dense: nothing is to be tested."""
+    wanted = task.target if task.share is None else task.share
+    counts = remembered.documents()
+    return {length: Judged([1.0] * count, 1.0, Bound(1.0, "exact"), wanted, False) for length, count in counts.items()}
+
+
+def _notes(task: Task, judged: dict[int, Judged], failed: dict[int, Judged] | None, sure: bool) -> list[str]:
+    """What a user should know of a promise that is missing."""
+    if not sure:
+        few = {length: each for length, each in judged.items() if each.few}
+        length, worst = min(few.items(), key=lambda item: len(item[1].scores))
+        enough = 2 if task.share is None else documents_for_share(task.confidence, task.share)
+        return [
+            f"Not certified: {_documents(len(worst.scores))} of {length:,} tokens can show nothing with "
+            f"{task.confidence:.0%} confidence; at least {enough} are needed there, and better more."
+        ]
+    exact = all(each.bound.method == "exact" for each in judged.values())
+    if failed is None or not exact:
+        return []
+    length, worst = min(failed.items(), key=lambda item: item[1].bound.value - item[1].wanted)
+    said = (
+        f"No plan could be certified: at {length:,} tokens the most exact one that was tested has a mean fidelity of "
+        f"{worst.fidelity:.4f} on {_documents(len(worst.scores))}"
+    )
+    if worst.few or task.share is not None:
+        return [f"{said}." if worst.few else f"{said}; {worst.bound.value:.1%} of all documents at least hold."]
+    said += f", and {worst.bound.value:.4f} at least is sure."
+    needed = documents_for_mean(worst.scores, task.confidence, task.target)
+    more = 0 if needed is None else needed - len(worst.scores)
+    return [f"{said} About {_documents(more)} more of that length would do." if more > 0 else said]
+
+
+def _documents(count: int) -> str:
+    return f"{count:,} document{'s' * (count != 1)}"
