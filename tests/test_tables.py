@@ -38,7 +38,7 @@ def a_fit(module: str = "layers.0.self_attn") -> coterie.Fit:
         held_out=0.9916,
         table=table,
         attention_seconds=(0.5, 0.3004),
-        lengths=[AtLength(512, 1.0, 0.14, 0.14), AtLength(2048, 0.9916, 0.83, 0.64)],
+        lengths=[AtLength(512, 1.0, 0.14, 0.14), AtLength(2048, 0.9916, 0.83, 0.64, 4, 0.99054, "t")],
         seed=0,
         notes=["Short inputs stay dense.", f"A note on {WILD}."],
     )
@@ -99,7 +99,7 @@ def test_a_fit_shows_what_it_says():
         ["other", "dense", "0.000", "250.0", "250.0"],
         ["never ran", "dense", "–", "–", "–"],
     ]
-    assert lengths[2] == ["2,048", "0.9916", "0.83 s", "0.64 s", "1.30×"]
+    assert lengths[2] == ["2,048", "4", "0.9916", "0.9905 (t)", "0.83 s", "0.64 s", "1.30×"]
     assert tried[3] == [SEEN, "clustered", "–", "–", "is_causal: expected False, got True"]
     assert len(tried) == 1 + len(found.table)
     assert shown.paragraphs == str(found).replace("\x1b", "�").split("\n\n")[1].split("\n")
@@ -115,7 +115,11 @@ def test_the_tables_of_a_fit_as_text():
 
 def test_a_length_that_took_no_time_has_no_speed_up():
     found = coterie.Fit({}, "hidden", 0.9, 1.0, math.nan, [], (0.0, 0.0), [AtLength(5, math.nan, 0.0, 0.0)], 0)
-    assert lengths_table(found).rows == [["5", "–", "0.00 s", "0.00 s", "–"]]
+    assert lengths_table(found).rows == [["5", "–", "–", "–", "0.00 s", "0.00 s", "–"]]
+    at = AtLength(5, 1.0, 1.0, 1.0, 60, 0.9513, "binomial"), AtLength(9, 1.0, 1.0, 1.0, 3, 1.0, "exact")
+    table = lengths_table(coterie.Fit({}, "hidden", 0.9, 1.0, 1.0, [], (0.0, 0.0), list(at), 0, share=0.95))
+    assert table.columns[3] == "share at least"
+    assert [row[3] for row in table.rows] == ["95.1% (binomial)", "exact"]
 
 
 # --- plans and the analysis -------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import coterie
+from coterie.cli.inputs import UserError
 from coterie.progress import Progress
 from recipes.common.study import Result
 from recipes.whisper.clips import Clip
@@ -23,7 +24,7 @@ class Spoken(dict[str, Tensor]):
 
 
 class Parts(NamedTuple):
-    """Clips by what they are for: the search; `fit`'s check, which may still change the plan; and nothing at all."""
+    """Clips by what they are for: the search; the certificate, which says where to stop; and nothing at all."""
 
     fitted: list[Clip]
     checked: list[Clip]
@@ -80,16 +81,23 @@ def fit(
     def words(model: Any, batch: Any) -> float:
         return word_accuracy(listener, batch)
 
-    found = coterie.fit(
-        listener.model,
-        fitted,
-        fidelity,
-        measure=words,
-        held_out=checked,
-        candidates=candidates,
-        seconds=seconds,
-        progress=progress,
-    )
+    try:
+        found = coterie.fit(
+            listener.model,
+            fitted,
+            fidelity,
+            measure=words,
+            held_out=checked,
+            candidates=candidates,
+            seconds=seconds,
+            progress=progress,
+        )
+    except ValueError as error:
+        if not str(error).startswith("measure: "):
+            raise
+        raise UserError(
+            "the dense model's word accuracy on these clips is 0, so a fit has nothing to keep: give others or --fit 0."
+        ) from error
     return {
         "modules": found.choices,
         "calibrated": found.calibrated,

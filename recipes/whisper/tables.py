@@ -48,7 +48,7 @@ def kept(found: list[Result], parts: Parts) -> Table:
     """The fitted encoder on the clips that it was fitted on, that chose among plans, and that it never met."""
     dense, mine = _of(found, DENSE)[0], _of(found, FITTED)[0]
     rows = []
-    for title, clips in zip(("fitted on", "checked on", "held out"), parts, strict=True):
+    for title, clips in zip(("fitted on", "certified on", "held out"), parts, strict=True):
         names = {clip.name for clip in clips}
         rows.append([title, str(len(clips)), str(_words(dense, names))])
         rows[-1] += [str(_errors(dense, names)), str(_errors(mine, names))]

@@ -5,12 +5,14 @@ import random
 import statistics
 import time
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 import coterie
-from coterie.fitting.certify import certify, judge, sequence_of
+from coterie.fitting import certify as certifying
+from coterie.fitting.certify import judge, sequence_of
 from coterie.fitting.search import Searched
 from coterie.fitting.task import Task
 
@@ -23,7 +25,7 @@ def searched(scores, chosen, count=11):
     return Searched(plans, chosen, {count - 1: 1.0, **scores}, [])
 
 
-class Documents:
+class Documents:  # what certify asks of Remembered
     """Documents whose scores are known for every plan: {length: {plan: scores}}."""
 
     def __init__(self, by_length, lowest=-1.0):
@@ -40,8 +42,13 @@ class Documents:
         return {length: len(next(iter(plans.values()))) for length, plans in self.by_length.items()}
 
 
+def certify(task: Task, some: Any, found: Searched) -> certifying.Certified:
+    return certifying.certify(task, some, found)
+
+
 def task(confidence=0.95, share=None, budget=None, start=0.0):
-    return Task(None, [], [], TARGET, confidence, share, [], budget, start, lambda *_: None)
+    host: Any = None
+    return Task(host, [], [], TARGET, confidence, share, [], budget, start, lambda *_: None)
 
 
 # --- the sequence -----------------------------------------------------------------------------------------------------

@@ -428,6 +428,18 @@ def test_accuracy_is_over_all_words_of_a_batch(dense, folder, monkeypatch):
     assert fitted.word_accuracy(dense, batch) == pytest.approx(1 - 2 / 9)
 
 
+@pytest.fixture
+def hears(monkeypatch):
+    """A model with random weights gets no word right: let it say what some clips say."""
+    monkeypatch.setattr(fitted, "transcribe", lambda _, states: ["red"] * len(states))
+
+
+def test_where_no_word_is_right_a_fit_has_nothing_to_keep(dense, folder):
+    with pytest.raises(UserError, match=r"so a fit has nothing to keep: give others or --fit 0\.$"):
+        fitted.fit(dense, clips.load(folder), 1.0, 8, candidates=["topk:k=100"], seconds=60)
+
+
+@pytest.mark.usefixtures("hears")
 def test_a_fit_keeps_the_words_of_the_clips_it_is_checked_on(dense, folder):
     spoken = clips.load(folder)
     found = fitted.fit(dense, spoken, 1.0, 8, candidates=["topk:k=100", "local:window=2"], seconds=60)
@@ -440,6 +452,7 @@ def test_a_fit_keeps_the_words_of_the_clips_it_is_checked_on(dense, folder):
     assert sum(said[1][1::3]) <= sum(said[0][1::3])
 
 
+@pytest.mark.usefixtures("hears")
 def test_a_fit_never_meets_the_clips_that_are_held_out(dense, folder, monkeypatch):
     spoken = clips.load(folder)
     met: set[str] = set()
@@ -540,6 +553,7 @@ def _arguments(model: Path, ranks: Path, folder: Path, out: Path) -> tuple[objec
     return ("--model", model, "--tokens", ranks, "--data", folder, "--out", out)
 
 
+@pytest.mark.usefixtures("hears")
 def test_the_command_prints_its_tables_and_writes_what_it_says(model, ranks, folder, tmp_path):
     given = _arguments(model, ranks, folder, tmp_path / "out")
     more = ("--mechanism", "near-far:near=8", "--mechanism", "local:window=8", "--seeds", 2, "--fit-seconds", 20)
@@ -556,7 +570,7 @@ def test_the_command_prints_its_tables_and_writes_what_it_says(model, ranks, fol
     ]
     assert [table["columns"][0] for table in found["tables"]] == ["encoder's attention", "clips", "module"]
     kept = found["tables"][1]["rows"]
-    assert [row[:3] for row in kept] == [["fitted on", "2", "4"], ["checked on", "1", "1"], ["held out", "1", "4"]]
+    assert [row[:3] for row in kept] == [["fitted on", "2", "4"], ["certified on", "1", "1"], ["held out", "1", "4"]]
     assert int(kept[1][4]) <= int(kept[1][3])
     assert (tmp_path / "out" / "results.png").read_bytes().startswith(b"\x89PNG")
     stored = (tmp_path / "out" / "runs" / "fit.json").stat().st_mtime_ns
