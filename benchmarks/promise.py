@@ -325,7 +325,7 @@ def main() -> None:
     parser.add_argument("--fits", type=int, default=40, help="fits of MiniLM")
     parser.add_argument("--documents", type=int, default=9, help="of each fit, a third of them to search on")
     parser.add_argument("--fresh", type=int, default=200, help="documents that fits are judged on")
-    parser.add_argument("--length", type=int, default=192, help="tokens of a document")
+    parser.add_argument("--length", type=int, default=160, help="tokens of a document")
     parser.add_argument("--seed", type=int, default=0, help="of which documents are whose")
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with nltk, for speeches")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder to write to")

@@ -333,7 +333,7 @@ def test_a_fitted_model_is_one_more_row(tiny_bert, book, tmp_path):
         (("--mechanism", "smurf"), "--mechanism smurf: "),
         (("--lengths", "many"), "--lengths must be numbers separated by commas, not 'many'"),
         (("--lengths", "2,64"), "--lengths must be more than the 2 special tokens of the model"),
-        (("--lengths", "64,4096"), "needs 12,288 on which nothing is tested: give more text"),
+        (("--lengths", "64,4096"), "needs 20,480 on which nothing is tested: give more text"),
         (("--stsb", "nowhere"), "--stsb nowhere has no sts-test.csv"),
         (("--text", "none.txt"), "none.txt cannot be read: No such file"),
         (("--model", "./none"), "there is no model at './none'"),
