@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import coterie
+from coterie.fitting.candidates import positions_matter
 from coterie.fitting.measures import Fidelity
 from coterie.fitting.profile import Profile, Shape, Tried
 from coterie.fitting.search import cheapest, path
@@ -357,3 +358,43 @@ def test_the_loss_is_the_models_own_and_a_choice_comes_back():
     coterie.fit(model, [{"input_ids": ids, "labels": ids}] * 2, 0.5, candidates=["local:window=9"])
     assert model.config.coterie["modules"] == before
     assert model.config._attn_implementation == "coterie"
+
+
+# --- sets -------------------------------------------------------------------------------------------------------------
+
+
+class Positioned(torch.nn.Module):
+    """An encoder that adds positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = encoder(1)
+        self.pos_embed = torch.nn.Parameter(torch.randn(1, 80, 32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.encoder(x + self.pos_embed[:, : x.shape[1]])
+
+
+def tried(**settings):
+    found = coterie.fit(settings.pop("model", encoder(1)), batches(3, 40), 0.5, seconds=0.0, **settings)
+    windows = {row.mechanism for row in found.table if row.mechanism.startswith(("local", "longformer"))}
+    return bool(windows), any("Windows were not tried" in note for note in found.notes)
+
+
+def test_windows_are_for_tokens_whose_order_means_something():
+    assert tried() == (False, True)  # rows of a set: which are neighbours is nobody's choice
+    assert tried(ordered=True) == (True, False)
+    assert tried(ordered=False) == (False, False)
+    assert tried(model=Positioned()) == (True, False)
+    assert tried(candidates=["local:window=9"]) == (True, False)  # the user's word
+    with pytest.raises(TypeError, match="ordered: expected True, False or None, got str"):
+        tried(ordered="yes")
+
+
+@pytest.mark.parametrize(
+    ("name", "means"), [("rotary_emb", True), ("positional_encoding", True), ("composed", False), ("position", True)]
+)
+def test_names_that_speak_of_positions(name, means):
+    model = encoder(1)
+    model.register_buffer(name, torch.zeros(1))
+    assert positions_matter(host_of(model)) is means

@@ -5,12 +5,14 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from coterie._version import __version__
 from coterie.checks import expect, expect_type
+from coterie.fitting.candidates import default_candidates, positions_matter
 from coterie.fitting.certify import certify
 from coterie.fitting.measures import Measure, least, length_of, remember
 from coterie.fitting.profile import Profiled, profile
@@ -19,21 +21,13 @@ from coterie.fitting.search import Choices, Searched, search
 from coterie.fitting.speed import time_passes
 from coterie.fitting.task import Task
 from coterie.hosts import DENSE, host_of
-from coterie.mechanisms import ImprovedClustered, Local, Longformer, Mechanism, NearFar, Smyrf, as_mechanism
+from coterie.mechanisms import as_mechanism
 from coterie.progress import Progress, telling
 
-
-def default_candidates(seed: int = 0) -> list[Mechanism]:
-    """What is tried unless a user says otherwise."""
-    return [
-        *(NearFar(near=near, seed=seed) for near in (16, 32, 64, 128, 256)),
-        *(NearFar(near=near, chunk=64, seed=seed) for near in (16, 48, 96)),
-        Smyrf(rounds=1, cluster_size=32, seed=seed),
-        *(Smyrf(rounds=rounds, cluster_size=64, seed=seed) for rounds in (2, 8)),
-        ImprovedClustered(clusters=100, topk=64, space="euclidean", seed=seed),
-        *(Local(window=window) for window in (64, 128, 256)),
-        *(Longformer(window=window, global_tokens=4) for window in (256, 512)),
-    ]
+_NO_WINDOWS = (
+    "Windows were not tried: nothing in the model says that the order of its tokens means something (ordered=True "
+    "tries them)."
+)
 
 
 def fit(
@@ -46,6 +40,7 @@ def fit(
     measure: Measure | None = None,
     held_out: Iterable[Any] | None = None,
     candidates: Sequence[Any] | None = None,
+    ordered: bool | None = None,
     seconds: float | None = None,
     seed: int = 0,
     progress: Progress | bool | None = None,
@@ -71,7 +66,10 @@ def fit(
         measure: "hidden", the cosine of final hidden states; "loss", dense over clustered loss of the next token (the
             default of language models); or a callable (model, batch) → score, the higher the better.
         held_out: batches that certify; by default the last two thirds of `batches` of each length.
-        candidates: mechanisms to try.
+        candidates: mechanisms to try; a range of them by default.
+        ordered: whether neighbours among the tokens belong together, so that windows are among the default
+            candidates. By default they are if the model is Hugging Face's or has positions: rows of a set come in any
+            order, and a window that held on batches in one order fails in another.
         seconds: a budget; when it is used up, the best plan so far is certified and returned.
         seed: of the mechanisms.
         progress: True draws bars, on a terminal with rich or in a notebook; or a function that is called with
@@ -92,8 +90,12 @@ def fit(
     expect_type(share is None or isinstance(share, int | float), "share", "a number or None", type(share).__name__)
     expect(share is None or 0 < share < 1, "share", "a number in (0, 1), or None", share)
     fitted, checked = _split(list(batches), held_out)
-    wanted = [as_mechanism(each) for each in (default_candidates(seed) if candidates is None else candidates)]
+    expect_type(ordered is None or isinstance(ordered, bool), "ordered", "True, False or None", type(ordered).__name__)
     host = host_of(model)
+    windows = positions_matter(host) if ordered is None else ordered
+    tried = default_candidates(seed, ordered=windows) if candidates is None else candidates
+    wanted = [as_mechanism(each) for each in tried]
+    left_out = candidates is None and ordered is None and not windows
     for batch in (*fitted, *checked):
         host.check(batch)
     bars, start = telling(progress), time.monotonic()
@@ -103,7 +105,8 @@ def fit(
         fitted.sort(key=length_of, reverse=True)  # if time runs out, the long ones have been tried
         with bars as tell:
             asked = (float(fidelity), float(confidence), share)
-            return _fit(Task(host, fitted, checked, *asked, wanted, seconds, start, tell), measure, seed)
+            found = _fit(Task(host, fitted, checked, *asked, wanted, seconds, start, tell), measure, seed)
+            return replace(found, notes=[*found.notes, _NO_WINDOWS]) if left_out else found
     finally:
         host.restore()
         for module, was in training:
