@@ -398,3 +398,22 @@ def test_names_that_speak_of_positions(name, means):
     model = encoder(1)
     model.register_buffer(name, torch.zeros(1))
     assert positions_matter(host_of(model)) is means
+
+
+# --- what is not worth it ---------------------------------------------------------------------------------------------
+
+
+def test_a_plan_that_slows_the_model_down_is_not_taken(monkeypatch):
+    def seconds(task, ways, repeats):
+        return {(name, 700): {"dense": 1.0, "fitted": 1.25}[name] for name in ways}
+
+    monkeypatch.setattr("coterie.fitting.speed._best", seconds)
+    monkeypatch.setattr("coterie.fitting.profile._dense_seconds", lambda seen: 1e3)  # attention alone would gain much
+    found = coterie.fit(encoder(1), batches(4, 700), 0.1, candidates=["local:window=9"])
+    assert found.all_dense
+    assert found.certified
+    assert found.speedups == (1.0, 1.0)
+    assert "The plan that held makes the whole model 0.80× as fast: it is not taken." in found.notes
+    assert "Dense attention is kept everywhere." in found.notes
+    monkeypatch.setattr("coterie.fitting.speed._best", lambda *_: {("dense", 700): 1.0, ("fitted", 700): 0.5})
+    assert not coterie.fit(encoder(1), batches(4, 700), 0.1, candidates=["local:window=9"]).all_dense

@@ -78,6 +78,11 @@ def certify(task: Task, remembered: Remembered, searched: Searched) -> Certified
     return Certified(plans[chosen], judged, calibrated, sure, _notes(task, judged, failed, sure))
 
 
+def all_dense(task: Task, remembered: Remembered, notes: list[str]) -> Certified:
+    """What needs no promise."""
+    return Certified({}, _exact(task, remembered), 1.0, True, notes)
+
+
 def sequence_of(searched: Searched, target: float) -> list[int]:
     """Plans of a path that are worth a test, from exact to cheap: the search's own choice last.
 

@@ -13,7 +13,7 @@ import torch
 from coterie._version import __version__
 from coterie.checks import expect, expect_type
 from coterie.fitting.candidates import default_candidates, positions_matter
-from coterie.fitting.certify import certify
+from coterie.fitting.certify import all_dense, certify
 from coterie.fitting.measures import Measure, least, length_of, remember
 from coterie.fitting.profile import Profiled, profile
 from coterie.fitting.result import AtLength, Fit
@@ -120,6 +120,9 @@ def _fit(task: Task, measure: Measure | None, seed: int) -> Fit:
     searched = search(task, remembered, profiled)
     certified = certify(task, remembered, searched)
     timed = time_passes(task, profiled, certified)
+    if timed.speedup < 1:  # what saves time in attention alone may cost it elsewhere
+        said = f"The plan that held makes the whole model {timed.speedup:.2f}× as fast: it is not taken."
+        certified, timed = all_dense(task, remembered, [*certified.notes, said]), timed.all_dense()
     choices = task.whole(certified.plan)
     return Fit(
         choices=choices,

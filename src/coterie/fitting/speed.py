@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -22,6 +23,19 @@ class Timed(NamedTuple):
 
     attention_seconds: tuple[float, float]  # of all attention modules together, each timed on its own
     lengths: list[AtLength]  # of the whole model, on the checked batches
+
+    @property
+    def speedup(self) -> float:
+        """Of the whole model, over all lengths; 1 where nothing took any time."""
+        dense, fitted = (sum(getattr(at, f"{name}_seconds") for at in self.lengths) for name in ("dense", "fitted"))
+        return dense / fitted if fitted else 1.0
+
+    def all_dense(self) -> Timed:
+        """The same if attention stays as it is."""
+        lengths = [
+            replace(at, fitted_seconds=at.dense_seconds, fidelity=1.0, bound=1.0, method="exact") for at in self.lengths
+        ]
+        return Timed((self.attention_seconds[0],) * 2, lengths)
 
 
 def time_passes(task: Task, profiled: Profiled, certified: Certified) -> Timed:
