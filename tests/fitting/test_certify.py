@@ -130,6 +130,21 @@ def test_out_of_time_the_first_plan_is_still_tested():
     assert found.plan == {"m": "8"}
 
 
+def test_a_test_that_would_break_the_budget_is_not_begun(monkeypatch):
+    now = SimpleNamespace(seconds=0.0)
+    monkeypatch.setattr("time.monotonic", lambda: now.seconds)
+
+    class Slow(Documents):
+        def on_checked(self, plan):
+            now.seconds += 20
+            return super().on_checked(plan)
+
+    some = Slow({64: dict.fromkeys(ALL, SURE)})
+    found = certify(task(budget=100.0), some, searched({2: 0.99, 1: 0.98}, 2, 13))
+    assert some.tested == [8, 6, 5, 3]  # a fifth would end at 100, after 85
+    assert found.plan == {"m": "3"}
+
+
 # --- a share of the documents -----------------------------------------------------------------------------------------
 
 

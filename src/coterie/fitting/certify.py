@@ -8,6 +8,7 @@ Angelopoulos, Bates, Candès, Jordan and Lei 2021). Of several lengths all must 
 from __future__ import annotations
 
 import statistics
+import time
 from typing import NamedTuple
 
 from coterie.fitting.bounds import Bound, documents_for_mean, documents_for_share, lower_bound, share_bound
@@ -17,6 +18,7 @@ from coterie.fitting.task import Task
 
 # How much of the loss that is allowed the plans of the sequence had on the documents of the search.
 _LOSSES = (0.4, 0.6, 0.75, 0.9, 1.0)
+_CERTIFY = 0.85  # of a budget is over when plans have been tested: whole passes are to be timed yet
 
 
 class Judged(NamedTuple):
@@ -62,11 +64,14 @@ def certify(task: Task, remembered: Remembered, searched: Searched) -> Certified
     plans, chosen = searched.plans, len(searched.plans) - 1
     judged, failed, sure = _exact(task, remembered), None, True
     sequence = sequence_of(searched, task.target)
+    start = taken = 0.0
     for number, index in enumerate(sequence):
-        if number and task.out_of_time():
+        if number and task.out_of_time(_CERTIFY, taken):
             break  # whoever stops early has promised less, and nothing false
         task.tell("certify", number, len(sequence))
+        start = time.monotonic()
         found = _judge(task, remembered, plans[index])
+        taken = time.monotonic() - start
         few = any(each.few for each in found.values())
         if not all(each.seen >= each.wanted if few else each.certified for each in found.values()):
             failed = found

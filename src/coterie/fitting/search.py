@@ -13,6 +13,7 @@ from coterie.fitting.task import Task
 from coterie.hosts import DENSE
 
 Choices = dict[str, str]
+SEARCH = 0.65  # of a budget is over when the search is; half of it when candidates have been tried
 
 
 class Searched(NamedTuple):
@@ -37,10 +38,10 @@ def search(task: Task, remembered: Remembered, profiled: Profiled) -> Searched:
             task.tell("search", min(len(scores) - 1, steps), steps)
         return scores[index] >= task.target
 
-    chosen = cheapest(plans, holds, task.out_of_time)
+    chosen = cheapest(plans, holds, lambda: task.out_of_time(SEARCH))
     notes = []
-    if task.out_of_time():
-        notes.append(f"The time budget of {task.budget:g} s was used up: a cheaper plan may hold, too.")
+    if task.out_of_time(SEARCH):
+        notes.append(f"The time budget of {task.budget:g} s ended the search: a cheaper plan may hold, too.")
     return Searched(plans, chosen, scores, notes)
 
 

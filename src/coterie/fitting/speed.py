@@ -60,6 +60,7 @@ def time_passes(task: Task, profiled: Profiled, certified: Certified) -> Timed:
 def _best(task: Task, ways: dict[str, dict[str, str] | None], repeats: int) -> dict[tuple[str, int], float]:
     """Seconds by way and length: whole forward passes in turn; the least of a few, as other work only ever adds."""
     best: dict[tuple[str, int], float] = {}
+    begun = time.perf_counter()
     for repeat in range(repeats):
         for name, choices in ways.items():
             if choices is None:
@@ -74,5 +75,7 @@ def _best(task: Task, ways: dict[str, dict[str, str] | None], repeats: int) -> d
                 taken[tokens] = taken.get(tokens, 0.0) + time.perf_counter() - start
             for tokens, seconds in taken.items():
                 best[name, tokens] = min(best.get((name, tokens), float("inf")), seconds)
-        task.tell("timing", repeat + 1, _REPEATS)
+        task.tell("timing", repeat + 1, repeats)
+        if task.out_of_time(ahead=(time.perf_counter() - begun) / (repeat + 1)):
+            break
     return best

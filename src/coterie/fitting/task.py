@@ -27,9 +27,9 @@ class Task:
     start: float  # on time.monotonic()
     tell: Progress
 
-    def out_of_time(self, share: float = 1.0) -> bool:
-        """Whether so much of the budget is used up."""
-        return self.budget is not None and time.monotonic() - self.start > share * self.budget
+    def out_of_time(self, share: float = 1.0, ahead: float = 0.0) -> bool:
+        """Whether so much of the budget is used up, or will be in so many seconds."""
+        return self.budget is not None and time.monotonic() - self.start + ahead > share * self.budget
 
     def whole(self, plan: Mapping[str, str]) -> dict[str, str]:
         """A choice for every module; those that were never asked stay dense."""
