@@ -38,7 +38,7 @@ def trained_with(results: list[Result], floor: Result) -> Table:
         )
     real = ["real images", "", f"{floor['distance']:.3f}", "", f"{floor['precision']:.3f}", f"{floor['recall']:.3f}"]
     rows.append([*real, *("" for _ in by_inception), "100%", "", ""])
-    columns = ["trained and run with", "pairs", "distance", "to dense", "precision", "recall"]
+    columns = ["trained and run with", "scores", "distance", "to dense", "precision", "recall"]
     columns += [*map(str.upper, by_inception), "least variety"]
     title = f"Fréchet distance in the features of a small network (not FID), {of_seeds(len(dense))}"
     return title, [*columns, "s a step", "to dense"], rows
@@ -64,7 +64,7 @@ def rounds(results: list[Result]) -> list[Table]:
             mine = [entry for entry in result["rounds"] if entry[1] == module]
             shown = mine[:: max(1, len(mine) // 10)]
             rows = [[str(step), str(taken), f"{error:.3f}"] for step, _, taken, error in shown]
-            tables.append((f"{result['trained']}: rounds of {module}", ["step", "rounds", "error"], rows))
+            tables.append((f"rounds of {module}, {result['trained']}", ["step", "rounds", "error"], rows))
     return tables
 
 

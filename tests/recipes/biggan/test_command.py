@@ -37,7 +37,7 @@ def test_a_study_says_and_keeps_what_came_out(folder, tmp_path):
     said = recipe("biggan", *settings(folder, out, "--max-error", 0.5, "--look", 1, "--ema", 0.9))
     assert "not FID" in said
     found = json.loads((out / "results.json").read_text())
-    assert found["tables"][2]["title"] == f"{MECHANISM}: rounds of g.blocks.2.1"
+    assert found["tables"][2]["title"] == f"rounds of g.blocks.2.1, {MECHANISM}"
     assert [r["trained"] for r in found["results"]] == ["dense", MECHANISM]
     dense, smyrf = found["results"]
     assert dense["pairs"] == 1
