@@ -57,7 +57,7 @@ def task(confidence=0.95, share=None, budget=None, start=0.0):
 def test_plans_are_tested_from_exact_to_cheap_and_the_last_is_what_the_search_chose():
     # 0.990 at 2, 1.000 at 12: a step is worth a tenth of the loss that is allowed
     found = sequence_of(searched({2: 0.99, 1: 0.98}, 2, 13), TARGET)
-    assert found == [8, 6, 5, 3, 2]  # 0.4, 0.6, 0.75 (rounded up), 0.9 and 1.0 of it
+    assert found == [10, 8, 6, 4, 2]  # 0.2, 0.4, 0.6, 0.8 and 1.0 of it
 
 
 def test_plans_that_are_the_same_are_tested_once():
@@ -80,10 +80,10 @@ ALL = [*range(11)]
 
 
 def test_the_last_that_held_before_one_failed():
-    plans = dict.fromkeys(ALL, SURE) | {5: UNSURE}  # what is cheaper than 5 would hold, and is not looked at
+    plans = dict.fromkeys(ALL, SURE) | {6: UNSURE}  # what is cheaper than 6 would hold, and is not looked at
     found = certify(task(), some := Documents({64: plans}), searched({2: 0.99, 1: 0.98}, 2, 13))
-    assert some.tested == [8, 6, 5]
-    assert (found.plan, found.sure, found.notes) == ({"m": "6"}, True, [])
+    assert some.tested == [10, 8, 6]
+    assert (found.plan, found.sure, found.notes) == ({"m": "8"}, True, [])
     assert found.judged[64].fidelity == pytest.approx(statistics.fmean(SURE))
     assert found.judged[64].bound.method == "t"
     assert found.calibrated == 0.5  # the search had not run it
@@ -92,7 +92,7 @@ def test_the_last_that_held_before_one_failed():
 def test_every_length_must_hold():
     plans = dict.fromkeys(ALL, SURE)
     found = certify(task(), Documents({64: plans, 128: plans | {2: UNSURE}}), searched({2: 0.99, 1: 0.98}, 2))
-    assert found.plan == {"m": "3"}
+    assert found.plan == {"m": "4"}
 
 
 def test_nothing_that_fails_is_promised_and_what_is_missing_is_said():
@@ -126,8 +126,8 @@ def test_no_number_is_no_promise():
 def test_out_of_time_the_first_plan_is_still_tested():
     some = Documents({64: dict.fromkeys(ALL, SURE)})
     found = certify(task(budget=0.0, start=time.monotonic() - 1), some, searched({2: 0.99, 1: 0.98}, 2, 13))
-    assert some.tested == [8]
-    assert found.plan == {"m": "8"}
+    assert some.tested == [10]
+    assert found.plan == {"m": "10"}
 
 
 def test_a_test_that_would_break_the_budget_is_not_begun(monkeypatch):
@@ -141,8 +141,8 @@ def test_a_test_that_would_break_the_budget_is_not_begun(monkeypatch):
 
     some = Slow({64: dict.fromkeys(ALL, SURE)})
     found = certify(task(budget=100.0), some, searched({2: 0.99, 1: 0.98}, 2, 13))
-    assert some.tested == [8, 6, 5, 3]  # a fifth would end at 100, after 85
-    assert found.plan == {"m": "3"}
+    assert some.tested == [10, 8, 6, 4]  # a fifth would end at 100, after 85
+    assert found.plan == {"m": "4"}
 
 
 # --- a share of the documents -----------------------------------------------------------------------------------------

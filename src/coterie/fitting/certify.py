@@ -17,7 +17,7 @@ from coterie.fitting.search import Choices, Searched
 from coterie.fitting.task import Task
 
 # How much of the loss that is allowed the plans of the sequence had on the documents of the search.
-_LOSSES = (0.4, 0.6, 0.75, 0.9, 1.0)
+_LOSSES = (0.2, 0.4, 0.6, 0.8, 1.0)
 _CERTIFY = 0.85  # of a budget is over when plans have been tested: whole passes are to be timed yet
 
 
