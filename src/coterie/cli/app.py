@@ -36,6 +36,7 @@ from coterie.cli.console import (
     wrote,
 )
 from coterie.cli.inputs import UserError, parse_numbers
+from coterie.cli.own import Import, import_files, parse_candidates, unknown_names
 from coterie.cli.sentences import run_command
 from coterie.files import expect_writable, shown
 from coterie.fitting.fit import Fit, environment, fit
@@ -74,6 +75,11 @@ def fit_command(
     batch: Annotated[int, typer.Option(min=1, help="Sequences that run together.")] = 1,
     extend_positions: Extend = False,
     measure: Annotated[str | None, typer.Option(help="'hidden' or 'loss'.")] = None,
+    candidates: Annotated[
+        list[str] | None,
+        typer.Option(help="Mechanisms to try, separated by commas; each has its own seed. The usual ones by default."),
+    ] = None,
+    imported: Import = None,
     seconds: Annotated[float | None, typer.Option(help="A budget of time.")] = None,
     seed: int = 0,
     trust_remote_code: Trust = False,
@@ -82,6 +88,8 @@ def fit_command(
     as_json: Json = False,
 ) -> None:
     """Choose the cheapest attention that keeps a model's answers on your text, and check it on held-out text."""
+    import_files(imported)
+    mechanisms_to_try = parse_candidates(candidates)
     if not 0 < fidelity <= 1:
         raise UserError(f"--fidelity must be in (0, 1], not {fidelity}.")
     if measure not in (None, "hidden", "loss"):
@@ -102,6 +110,7 @@ def fit_command(
             fidelity,
             measure=measure,
             held_out=held_out,
+            candidates=mechanisms_to_try,
             seconds=seconds,
             seed=seed,
             progress=tell,
@@ -145,6 +154,7 @@ def run(
     model: Model,
     text: Text = None,
     fitted: Annotated[Path | None, typer.Option("--fit", help="What 'fit --save' wrote.")] = None,
+    imported: Import = None,
     new_tokens: Annotated[int, typer.Option(min=1, help="For models that generate.")] = 64,
     length: Annotated[int | None, typer.Option(min=1, help="At most so many tokens.")] = None,
     extend_positions: Extend = False,
@@ -152,6 +162,7 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Embed a text, or go on writing it, with a fitted model."""
+    import_files(imported)
     source = inputs.read_text(text) if text else inputs.documentation()[:2000]
     with spinner(f"loading {model}"):
         if extend_positions and length is None:
@@ -192,11 +203,14 @@ def run(
 
 def _read_fit(path: Path) -> Fit:
     try:
-        return Fit.load(path)
+        found = Fit.load(path)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}.") from error
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is not what 'coterie fit --save' writes.") from error
+    for name in unknown_names(found.choices.values()):
+        raise UserError(f"{path} names the mechanism {name!r}: --import the file that registers it.")
+    return found
 
 
 # --- bench ------------------------------------------------------------------------------------------------------------
@@ -210,9 +224,11 @@ def bench(
     dim: int = 64,
     causal: bool = False,
     repeats: int = 5,
+    imported: Import = None,
     as_json: Json = False,
 ) -> None:
     """Time mechanisms against PyTorch's dense attention, interleaved, planning included."""
+    import_files(imported)
     names = mechanism or ["near-far", "smyrf", "local"]
     wanted = [coterie.as_mechanism(name) for name in names]
     rows: list[dict[str, Any]] = []
