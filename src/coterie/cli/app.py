@@ -10,6 +10,7 @@ from dataclasses import fields
 from functools import partial
 from importlib.util import find_spec
 from inspect import getattr_static
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +21,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import coterie
-from coterie.cli import inputs, inspect, theory
+from coterie.cli import inputs, inspect, theory, vectors
 from coterie.cli.console import (
     Extend,
     Json,
@@ -53,9 +54,18 @@ app.command("inspect")(inspect.inspect)
 app.add_typer(theory.app, name="theory")
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        out.print(f"coterie {coterie.__version__}", highlight=False)
+        raise typer.Exit
+
+
 @app.callback()
 def options(
     context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Clustered attention: the cheapest that keeps a model's answers, with the proof."""
@@ -159,10 +169,15 @@ def run(
     length: Annotated[int | None, typer.Option(min=1, help="At most so many tokens.")] = None,
     extend_positions: Extend = False,
     trust_remote_code: Trust = False,
+    vector_file: Annotated[
+        Path | None, typer.Option("--out", help="Write an embedding: .npy, .json or .parquet.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Embed a text, or go on writing it, with a fitted model."""
     import_files(imported)
+    if vector_file is not None:
+        vectors.check_file(vector_file)
     source = inputs.read_text(text) if text else inputs.documentation()[:2000]
     with spinner(f"loading {model}"):
         if extend_positions and length is None:
@@ -170,6 +185,8 @@ def run(
         loaded = inputs.load_model(model, length if extend_positions else None, trust=trust_remote_code)
         if fitted is not None:
             _read_fit(fitted).apply(loaded.model)
+    if vector_file is not None and loaded.speaks:
+        raise UserError(f"--out is for embeddings, and {loaded.name} writes text.")
     room = inputs.position_limit(loaded.model)
     if length is not None:
         inputs.check_length(loaded, length)
@@ -189,14 +206,17 @@ def run(
             answer: Any = loaded.tokenizer.decode(ids[0, batch["input_ids"].shape[1] :], skip_special_tokens=True)
         else:
             hidden, mask = loaded.model(**batch).last_hidden_state, batch["attention_mask"][..., None]
-            answer = F.normalize((hidden * mask).sum(1) / mask.sum(1), dim=-1)[0].tolist()
+            answer = F.normalize((hidden * mask).sum(1) / mask.sum(1), dim=-1)[0]
     taken, tokens = time.perf_counter() - start, batch["input_ids"].shape[1]
+    facts = {"tokens": tokens, "seconds": taken}
     if as_json:
-        print_json({"tokens": tokens, "seconds": taken, "text" if loaded.speaks else "embedding": answer})
-    elif loaded.speaks:
-        out.print(shown(answer), markup=False)
+        print_json(facts | ({"text": answer} if loaded.speaks else {"embedding": answer.tolist()}))
     else:
-        out.print(" ".join(f"{x:.4f}" for x in answer), markup=False)
+        out.print(shown(answer) if loaded.speaks else vectors.summary(answer), markup=False)
+    if vector_file is not None:
+        vectors.write_vector(vector_file, answer, facts)
+        if not as_json:
+            wrote(vector_file)
     first = f"the first {tokens:,} tokens of about {whole:,}" if tokens < whole else f"{tokens:,} tokens"
     err.print(f"{first} in {taken:.2f} s")
 
@@ -261,6 +281,26 @@ def bench(
             for row in rows
         ],
     )
+    print_table("crossover", ["mechanism", "faster than SDPA from"], _crossovers(rows), words=(0, 1))
+
+
+def _crossovers(rows: list[dict[str, Any]]) -> list[list[str]]:
+    """For each mechanism, the measured length from which on it was faster at every one.
+
+    Example:
+        >>> rows = [
+        ...     {"tokens": tokens, "mechanism": "local", "ratio": ratio}
+        ...     for tokens, ratio in ((64, 1.1), (128, 0.9), (256, 1.5), (512, 3.0))
+        ... ]
+        >>> _crossovers(rows), _crossovers(rows[:2])
+        ([['local', '256 tokens on']], [['local', 'none of those measured']])
+    """
+    found = []
+    for name in dict.fromkeys(row["mechanism"] for row in rows if row["mechanism"] != "sdpa"):
+        longest_first = sorted((row for row in rows if row["mechanism"] == name), key=lambda row: -row["tokens"])
+        faster = list(takewhile(lambda row: row["ratio"] > 1, longest_first))
+        found.append([name, f"{faster[-1]['tokens']:,} tokens on" if faster else "none of those measured"])
+    return found
 
 
 # --- mechanisms, doctor -----------------------------------------------------------------------------------------------
@@ -295,7 +335,7 @@ def doctor(as_json: Json = False) -> None:
     """What is installed, what is missing, and how to get it."""
     needs = {
         "transformers": ("Hugging Face models", "pip install 'coterie[hf]'"),
-        "gguf": ("GGUF files", "pip install gguf accelerate"),
+        "gguf": ("GGUF files", "pip install 'coterie[gguf]'"),
         "plotly": ("reports", "pip install 'coterie[report]'"),
         "matplotlib": ("inspect's pictures", "pip install 'coterie[analysis]'"),
         "scipy": ("inspect and theory", "pip install 'coterie[analysis]'"),

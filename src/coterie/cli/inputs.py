@@ -47,6 +47,8 @@ def load_model(name: str, positions: int | None = None, *, trust: bool = False) 
 
     logging.disable_progress_bar()  # there is one around it
     source, settings = find_model(name)
+    if "gguf_file" in settings and not (find_spec("gguf") and find_spec("accelerate")):
+        raise UserError(f"{name} is a GGUF model, which needs gguf and accelerate: pip install 'coterie[gguf]'")
     with loading(name):
         check_code(name, source, settings, trust=trust)
         config = AutoConfig.from_pretrained(source, **settings)
