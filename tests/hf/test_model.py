@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ import coterie.hf  # noqa: E402
 from coterie.hf import version  # noqa: E402
 from coterie.hf.masks import Rules  # noqa: E402
 from coterie.hf.positions import Table, learned_positions  # noqa: E402
+from coterie.hf.takeover import check_reach  # noqa: E402
 from tests.hf.families import BY_NAME, ENCODER_DECODER, FAMILIES, Family, _tokens  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
@@ -485,7 +487,7 @@ def test_models_without_the_interface_are_refused(config, model, settings):
         "vocab_size": 99,
     }
     built = getattr(transformers, model)(getattr(transformers, config)(**(wide | settings)))
-    with pytest.raises(ValueError, match=rf"{model} has attention of its own that ignores .* interface"):
+    with pytest.raises(ValueError, match=rf"{model} has attention of its own that ignores .* interface: .* in BERT, "):
         coterie.hf.use(built, "near-far")
     assert "Coterie cannot reach it" in str(coterie.hf.describe(built))
 
@@ -512,8 +514,9 @@ def test_models_that_are_partly_on_the_interface_are_refused():
     config = transformers.GitConfig(
         vision_config=vision | {"image_size": 32, "patch_size": 16}, vocab_size=99, **vision, max_position_embeddings=64
     )
-    with pytest.raises(ValueError, match=r"attention that is all on .* got GitModel with attention of its own in"):
-        coterie.hf.use(transformers.GitModel(config), "full")
+    for refuse in (check_reach, partial(coterie.hf.use, mechanism="full")):
+        with pytest.raises(ValueError, match=r"attention that is all on .* got GitModel with attention of its own in"):
+            refuse(transformers.GitModel(config))
 
 
 def test_from_pretrained_of_a_model_without_the_interface_says_so(tmp_path):

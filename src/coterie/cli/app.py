@@ -182,7 +182,12 @@ def run(
     with spinner(f"loading {model}"):
         if extend_positions and length is None:
             raise UserError("--extend-positions needs a --length to extend them to.")
-        loaded = inputs.load_model(model, length if extend_positions else None, trust=trust_remote_code)
+        loaded = inputs.load_model(
+            model,
+            length if extend_positions else None,
+            trust=trust_remote_code,
+            replaceable=fitted is not None,  # as it is, any model runs
+        )
         if fitted is not None:
             _read_fit(fitted).apply(loaded.model)
     if vector_file is not None and loaded.speaks:

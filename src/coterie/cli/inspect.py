@@ -287,7 +287,9 @@ def _call(loaded: Loaded, batch: Any, module: str | None) -> tuple[str, dict[str
     with spinner("running the model"):
         watch_dense(loaded.model, batch, look)
     if not found:
-        raise UserError(f"{wanted} has a sliding window of its own, and no dense map.")
+        width = coterie.hf.own_windows(loaded.model).get(wanted)
+        words = "ran with few queries alone" if width is None else f"has its own window ({width})"
+        raise UserError(f"{wanted} {words}, and no dense map.")
     return wanted, found
 
 
