@@ -326,13 +326,12 @@ def mechanisms(as_json: Json = False) -> None:
     if as_json:
         print_json(rows)
         return
-    table = Table()
-    for column in ("mechanism", "settings", "causality"):
-        table.add_column(column)
-    for row in rows:
-        settings = ", ".join(f"{key}={value}" for key, value in row["settings"].items())
-        table.add_row(row["name"], settings, row["causality"])
-    out.print(table)
+    print_table(
+        "mechanisms",
+        ["mechanism", "settings", "causality"],
+        [[r["name"], ", ".join(f"{key}={x}" for key, x in r["settings"].items()), r["causality"]] for r in rows],
+        words=(0, 1, 2),
+    )
 
 
 @app.command()
