@@ -247,7 +247,7 @@ unseen = piece(max(FIT_LENGTHS), 40_000)
 before = hidden(unseen)
 found.apply(model)
 print(f"cosine on another piece of text: {cosine(before, hidden(unseen)):.4f}")
-layers = coterie.hf.describe(model)
+coterie.hf.describe(model)
 
 # %% [markdown]
 # ## Keep it

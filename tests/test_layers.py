@@ -37,6 +37,7 @@ LAYERS = [
     ["analysis"],
     ["report"],
     ["cli"],
+    ["__main__"],
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # An explicit exception needs a reason.

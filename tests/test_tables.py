@@ -139,7 +139,45 @@ def test_a_plan_shows_what_it_describes(mechanism):
     assert shown.paragraphs == [title]
     assert shown.tables == [said_of(lines)]
     assert len(lines) >= 2
-    assert repr(plan).startswith("Plan(num_queries=63"), "text stays as it was"
+    assert repr(plan).startswith("Plan(num_queries=63, num_keys=63, batch=2, heads=2, key_heads=2, rounds=")
+
+
+@pytest.mark.parametrize("mechanism", ["near-far:near=8", "clustered:clusters=5"])
+def test_a_plan_and_its_parts_are_one_short_line(mechanism):
+    q, k, _ = tensors(1, 2, 300)
+    plan = coterie.as_mechanism(mechanism).plan(q, k)
+    means = [each for each in (plan.query_means, plan.key_means) if each is not None]
+    assert means
+    for part in (plan, *plan.rounds, *means):
+        assert len(repr(part)) < 120
+        assert "tensor" not in repr(part)
+    assert repr(means[0]).startswith(f"Means(rows={means[0].rows}, order=(1, 2, ")
+    assert repr(plan.rounds[0]).startswith(f"Round(groups={plan.rounds[0].groups}, query_order=(1, 2, ")
+
+
+def test_a_mechanism_shows_its_settings():
+    for spec, title in (("local:window=64", "local:window=64"), ("local:window=64@512", "local:window=64@512")):
+        shown = read(coterie.as_mechanism(spec)._repr_html_())
+        assert shown.paragraphs == [title]
+        assert ["window", "64"] in shown.tables[0]
+    assert shown.tables[0][1] == ["at_least", "512"]
+    assert read(coterie.Full()._repr_html_()).paragraphs == ["full"]
+    assert ["strict", "false"] in read(coterie.NearFar()._repr_html_()).tables[0]
+
+
+def test_a_swap_shows_what_it_replaced_and_what_ran():
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 16, batch_first=True)
+    model = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    with coterie.nn.swap(model, "local:window=8") as swapped:
+        names = ["layers.0.self_attn", "layers.1.self_attn"]
+        assert repr(swapped) == f"Swap(replaced={names}, calls={{}})"
+        shown = read(swapped._repr_html_())
+        assert shown.paragraphs == ["2 modules replaced, no call of SDPA seen yet"]
+        assert shown.tables == [[[name, "replaced"] for name in names]]
+    swapped.replaced, swapped._scope.calls = [], {WILD: "local", "b": "dense"}
+    shown = read(swapped._repr_html_())
+    assert shown.paragraphs == ["0 modules replaced, 2 calls of SDPA seen"]
+    assert shown.tables == [[[SEEN, "local"], ["b", "dense"]]]
 
 
 def test_spectra_show_what_they_describe():

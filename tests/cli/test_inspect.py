@@ -107,6 +107,21 @@ def test_errors_at_an_equal_number_of_keys():
     assert "keys met" in coterie("inspect", "demo", "errors", *SMALL, "--keys", "16")
 
 
+def test_a_module_without_a_dense_map_says_why(tmp_path):
+    from transformers import AutoTokenizer, MistralConfig, MistralModel
+
+    from coterie.cli.inputs import demo_folder
+
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = MistralConfig(vocab_size=30522, num_key_value_heads=2, sliding_window=24, **sizes)
+    MistralModel(config).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(demo_folder()).save_pretrained(tmp_path)
+    said = coterie("inspect", tmp_path, "errors", *SMALL, fails=1)
+    assert said == "error: layers.0.self_attn has its own window (24), and no dense map.\n"
+    said = coterie("inspect", "demo", "errors", "--length", "9", fails=1)
+    assert said == "error: encoder.layer.0.attention.self ran with few queries alone, and no dense map.\n"
+
+
 def test_the_best_clusters_are_no_worse_than_heuristics(tmp_path):
     np.save(tmp_path / "scores.npy", np.random.default_rng(1).normal(size=(6, 6)))
     np.savetxt(tmp_path / "scores.csv", np.load(tmp_path / "scores.npy"), delimiter=",")

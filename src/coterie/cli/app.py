@@ -10,6 +10,7 @@ from dataclasses import fields
 from functools import partial
 from importlib.util import find_spec
 from inspect import getattr_static
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +21,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import coterie
-from coterie.cli import inputs, inspect, theory
+from coterie.cli import inputs, inspect, theory, vectors
 from coterie.cli.console import (
     Extend,
     Json,
@@ -36,6 +37,7 @@ from coterie.cli.console import (
     wrote,
 )
 from coterie.cli.inputs import UserError, parse_numbers
+from coterie.cli.own import Import, import_files, parse_candidates, unknown_names
 from coterie.cli.sentences import run_command
 from coterie.files import expect_writable, shown
 from coterie.fitting.fit import Fit, environment, fit
@@ -52,9 +54,18 @@ app.command("inspect")(inspect.inspect)
 app.add_typer(theory.app, name="theory")
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        out.print(f"coterie {coterie.__version__}", highlight=False)
+        raise typer.Exit
+
+
 @app.callback()
 def options(
     context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Clustered attention: the cheapest that keeps a model's answers, with the proof."""
@@ -80,7 +91,14 @@ def fit_command(
     batch: Annotated[int, typer.Option(min=1, help="Sequences that run together.")] = 1,
     extend_positions: Extend = False,
     measure: Annotated[str | None, typer.Option(help="'hidden' or 'loss'.")] = None,
-    seconds: Annotated[float | None, typer.Option(help="A budget of time.")] = None,
+    candidates: Annotated[
+        list[str] | None,
+        typer.Option(help="Mechanisms to try, separated by commas; each has its own seed. The usual ones by default."),
+    ] = None,
+    imported: Import = None,
+    seconds: Annotated[
+        float | None, typer.Option(help="A budget of time for all of it, loading and report included.")
+    ] = None,
     seed: int = 0,
     trust_remote_code: Trust = False,
     out_file: Annotated[Path | None, typer.Option("--out", help="Write a report (HTML).")] = None,
@@ -88,6 +106,9 @@ def fit_command(
     as_json: Json = False,
 ) -> None:
     """Choose the cheapest attention that keeps a model's answers on your text, and certify it on held-out text."""
+    start = time.monotonic()
+    import_files(imported)
+    mechanisms_to_try = parse_candidates(candidates)
     if not 0 < fidelity <= 1:
         raise UserError(f"--fidelity must be in (0, 1], not {fidelity}.")
     if not 0.5 <= confidence < 1:
@@ -114,28 +135,33 @@ def fit_command(
             share=share,
             measure=measure,
             held_out=held_out,
-            seconds=seconds,
+            candidates=mechanisms_to_try,
+            seconds=None if seconds is None else _left(seconds, start, report=out_file is not None),
             seed=seed,
             progress=tell,
         )
-        pictures = None
-        if out_file is not None:
-            from coterie.report import Pictures, write
-
-            pictures = Pictures.of(loaded.model, found, held_out[-1], tell)
-    # What was found is told first: a disk may be full by now.
+    # What was found is told first, and stored before anything is drawn: a disk may be full by now, a user impatient.
     if as_json:
         print_json(found.to_dict())
     else:
         _show(found, loaded.name)
     if save is not None:
         found.save(save)
-    if out_file is not None and pictures is not None:
+    if out_file is not None:
+        from coterie.report import Pictures, write
+
+        with bars() as tell:
+            pictures = Pictures.of(loaded.model, found, held_out[-1], tell)
         write(out_file, found, pictures, model=loaded.name, command=shlex.join(["coterie", *sys.argv[1:]]))
     for path in filter(None, (save, out_file)) if not as_json else ():
         wrote(path)
     if not found.holds:
         raise typer.Exit(3)  # 2 is a wrong option
+
+
+def _left(seconds: float, start: float, *, report: bool) -> float:
+    """What a budget that began with the command leaves to the fit; a report's pictures take a tenth."""
+    return max(0.0, (0.9 if report else 1.0) * seconds - (time.monotonic() - start))
 
 
 def _show(found: Fit, model: str) -> None:
@@ -157,20 +183,34 @@ def run(
     model: Model,
     text: Text = None,
     fitted: Annotated[Path | None, typer.Option("--fit", help="What 'fit --save' wrote.")] = None,
+    imported: Import = None,
     new_tokens: Annotated[int, typer.Option(min=1, help="For models that generate.")] = 64,
     length: Annotated[int | None, typer.Option(min=1, help="At most so many tokens.")] = None,
     extend_positions: Extend = False,
     trust_remote_code: Trust = False,
+    vector_file: Annotated[
+        Path | None, typer.Option("--out", help="Write an embedding: .npy, .json or .parquet.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Embed a text, or go on writing it, with a fitted model."""
+    import_files(imported)
+    if vector_file is not None:
+        vectors.check_file(vector_file)
     source = inputs.read_text(text) if text else inputs.documentation()[:2000]
     with spinner(f"loading {model}"):
         if extend_positions and length is None:
             raise UserError("--extend-positions needs a --length to extend them to.")
-        loaded = inputs.load_model(model, length if extend_positions else None, trust=trust_remote_code)
+        loaded = inputs.load_model(
+            model,
+            length if extend_positions else None,
+            trust=trust_remote_code,
+            replaceable=fitted is not None,  # as it is, any model runs
+        )
         if fitted is not None:
             _read_fit(fitted).apply(loaded.model)
+    if vector_file is not None and loaded.speaks:
+        raise UserError(f"--out is for embeddings, and {loaded.name} writes text.")
     room = inputs.position_limit(loaded.model)
     if length is not None:
         inputs.check_length(loaded, length)
@@ -190,25 +230,31 @@ def run(
             answer: Any = loaded.tokenizer.decode(ids[0, batch["input_ids"].shape[1] :], skip_special_tokens=True)
         else:
             hidden, mask = loaded.model(**batch).last_hidden_state, batch["attention_mask"][..., None]
-            answer = F.normalize((hidden * mask).sum(1) / mask.sum(1), dim=-1)[0].tolist()
+            answer = F.normalize((hidden * mask).sum(1) / mask.sum(1), dim=-1)[0]
     taken, tokens = time.perf_counter() - start, batch["input_ids"].shape[1]
+    facts = {"tokens": tokens, "seconds": taken}
     if as_json:
-        print_json({"tokens": tokens, "seconds": taken, "text" if loaded.speaks else "embedding": answer})
-    elif loaded.speaks:
-        out.print(shown(answer), markup=False)
+        print_json(facts | ({"text": answer} if loaded.speaks else {"embedding": answer.tolist()}))
     else:
-        out.print(" ".join(f"{x:.4f}" for x in answer), markup=False)
+        out.print(shown(answer) if loaded.speaks else vectors.summary(answer), markup=False)
+    if vector_file is not None:
+        vectors.write_vector(vector_file, answer, facts)
+        if not as_json:
+            wrote(vector_file)
     first = f"the first {tokens:,} tokens of about {whole:,}" if tokens < whole else f"{tokens:,} tokens"
     err.print(f"{first} in {taken:.2f} s")
 
 
 def _read_fit(path: Path) -> Fit:
     try:
-        return Fit.load(path)
+        found = Fit.load(path)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}.") from error
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is not what 'coterie fit --save' writes.") from error
+    for name in unknown_names(found.choices.values()):
+        raise UserError(f"{path} names the mechanism {name!r}: --import the file that registers it.")
+    return found
 
 
 # --- bench ------------------------------------------------------------------------------------------------------------
@@ -222,9 +268,11 @@ def bench(
     dim: int = 64,
     causal: bool = False,
     repeats: int = 5,
+    imported: Import = None,
     as_json: Json = False,
 ) -> None:
     """Time mechanisms against PyTorch's dense attention, interleaved, planning included."""
+    import_files(imported)
     names = mechanism or ["near-far", "smyrf", "local"]
     wanted = [coterie.as_mechanism(name) for name in names]
     rows: list[dict[str, Any]] = []
@@ -257,6 +305,26 @@ def bench(
             for row in rows
         ],
     )
+    print_table("crossover", ["mechanism", "faster than SDPA from"], _crossovers(rows), words=(0, 1))
+
+
+def _crossovers(rows: list[dict[str, Any]]) -> list[list[str]]:
+    """For each mechanism, the measured length from which on it was faster at every one.
+
+    Example:
+        >>> rows = [
+        ...     {"tokens": tokens, "mechanism": "local", "ratio": ratio}
+        ...     for tokens, ratio in ((64, 1.1), (128, 0.9), (256, 1.5), (512, 3.0))
+        ... ]
+        >>> _crossovers(rows), _crossovers(rows[:2])
+        ([['local', '256 tokens on']], [['local', 'none of those measured']])
+    """
+    found = []
+    for name in dict.fromkeys(row["mechanism"] for row in rows if row["mechanism"] != "sdpa"):
+        longest_first = sorted((row for row in rows if row["mechanism"] == name), key=lambda row: -row["tokens"])
+        faster = list(takewhile(lambda row: row["ratio"] > 1, longest_first))
+        found.append([name, f"{faster[-1]['tokens']:,} tokens on" if faster else "none of those measured"])
+    return found
 
 
 # --- mechanisms, doctor -----------------------------------------------------------------------------------------------
@@ -277,13 +345,12 @@ def mechanisms(as_json: Json = False) -> None:
     if as_json:
         print_json(rows)
         return
-    table = Table()
-    for column in ("mechanism", "settings", "causality"):
-        table.add_column(column)
-    for row in rows:
-        settings = ", ".join(f"{key}={value}" for key, value in row["settings"].items())
-        table.add_row(row["name"], settings, row["causality"])
-    out.print(table)
+    print_table(
+        "mechanisms",
+        ["mechanism", "settings", "causality"],
+        [[r["name"], ", ".join(f"{key}={x}" for key, x in r["settings"].items()), r["causality"]] for r in rows],
+        words=(0, 1, 2),
+    )
 
 
 @app.command()
@@ -291,7 +358,7 @@ def doctor(as_json: Json = False) -> None:
     """What is installed, what is missing, and how to get it."""
     needs = {
         "transformers": ("Hugging Face models", "pip install 'coterie[hf]'"),
-        "gguf": ("GGUF files", "pip install gguf accelerate"),
+        "gguf": ("GGUF files", "pip install 'coterie[gguf]'"),
         "plotly": ("reports", "pip install 'coterie[report]'"),
         "matplotlib": ("inspect's pictures", "pip install 'coterie[analysis]'"),
         "scipy": ("inspect and theory", "pip install 'coterie[analysis]'"),

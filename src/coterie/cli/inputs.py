@@ -37,10 +37,11 @@ class Loaded:
         return bool(self.model.can_generate()) and not self.model.config.is_encoder_decoder
 
 
-def load_model(name: str, positions: int | None = None, *, trust: bool = False) -> Loaded:
+def load_model(name: str, positions: int | None = None, *, trust: bool = False, replaceable: bool = True) -> Loaded:
     """A folder, a hub name, a folder with a GGUF file, or "demo"; its table of positions made long enough if asked.
 
-    A model that comes with code of its own is refused unless it is trusted.
+    A model that comes with code of its own is refused unless it is trusted. One whose attention cannot be replaced is
+    refused if it must be replaceable, before positions are an issue.
     """
     from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -48,6 +49,8 @@ def load_model(name: str, positions: int | None = None, *, trust: bool = False) 
 
     logging.disable_progress_bar()  # there is one around it
     source, settings = find_model(name)
+    if "gguf_file" in settings and not (find_spec("gguf") and find_spec("accelerate")):
+        raise UserError(f"{name} is a GGUF model, which needs gguf and accelerate: pip install 'coterie[gguf]'")
     with loading(name):
         check_code(name, source, settings, trust=trust)
         config = AutoConfig.from_pretrained(source, **settings)
@@ -57,6 +60,10 @@ def load_model(name: str, positions: int | None = None, *, trust: bool = False) 
         kind = AutoModelForCausalLM if speaks else AutoModel
         model = kind.from_pretrained(source, dtype=torch.float32, **settings).eval()
         tokenizer = AutoTokenizer.from_pretrained(source, **settings)
+    if replaceable:
+        from coterie.hf.takeover import check_reach
+
+        check_reach(model)
     limit = position_limit(model)
     if positions is not None and limit is not None and positions > limit:
         from coterie.hf import extend_positions

@@ -16,6 +16,7 @@ from coterie.cli import inputs
 from coterie.cli.console import Extend, Json, Text, Trust, bars, out, print_json, print_table, spinner, wrote
 from coterie.cli.hearing import hear
 from coterie.cli.inputs import Loaded, UserError
+from coterie.cli.own import Import, import_files
 from coterie.files import expect_writable, shown
 
 _IMAGES = (".png", ".jpg", ".jpeg")
@@ -44,6 +45,7 @@ def inspect(
     length: Annotated[int, typer.Option(min=2, help="Tokens, or pixels a side of an image.")] = 512,
     extend_positions: Extend = False,
     mechanism: Annotated[str, typer.Option(help="Whose errors or groups.")] = "near-far",
+    imported: Import = None,
     module: Annotated[str | None, typer.Option(help="Of memberships and errors; the first by default.")] = None,
     head: Annotated[int, typer.Option(min=0, help="Of memberships.")] = 0,
     across: Annotated[
@@ -61,6 +63,7 @@ def inspect(
     as_json: Json = False,
 ) -> None:
     """Which heads are hard and why: errors of every head, spectra, memberships, or mechanisms side by side."""
+    import_files(imported)
     chosen = coterie.as_mechanism(mechanism)
     if what in (What.HEADS, What.ERRORS) and picture is not None:
         raise UserError(f"--out: there is no picture of {what.value}; 'spectra' and 'memberships' have one.")
@@ -284,7 +287,9 @@ def _call(loaded: Loaded, batch: Any, module: str | None) -> tuple[str, dict[str
     with spinner("running the model"):
         watch_dense(loaded.model, batch, look)
     if not found:
-        raise UserError(f"{wanted} has a sliding window of its own, and no dense map.")
+        width = coterie.hf.own_windows(loaded.model).get(wanted)
+        words = "ran with few queries alone" if width is None else f"has its own window ({width})"
+        raise UserError(f"{wanted} {words}, and no dense map.")
     return wanted, found
 
 

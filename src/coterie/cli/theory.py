@@ -12,6 +12,7 @@ import typer
 from coterie.cli import inputs
 from coterie.cli.console import Json, Model, Text, Trust, out, print_json, print_table, spinner
 from coterie.cli.inputs import UserError
+from coterie.cli.own import Import, import_files
 
 app = typer.Typer(help="How good could clusters be? See docs/theory.md.", no_args_is_help=True)
 
@@ -146,6 +147,7 @@ def assumptions_command(
     text: Text = None,
     length: Annotated[int, typer.Option(min=2, help="Tokens.")] = 256,
     mechanism: Annotated[str, typer.Option(help="One that meets keys directly.")] = "smyrf:rounds=8,cluster_size=32",
+    imported: Import = None,
     most: Annotated[int, typer.Option(min=1, help="Keys that a query may need, T.")] = 32,
     tolerance: Annotated[float, typer.Option(help="Dense weights up to this count as 0.")] = 0.01,
     trust_remote_code: Trust = False,
@@ -158,6 +160,7 @@ def assumptions_command(
     from coterie.mechanisms.base import plan_call
     from coterie.observe import Seen
 
+    import_files(imported)
     chosen = coterie.as_mechanism(mechanism)
     source = inputs.read_text(text) if text else inputs.documentation()
     shares: dict[str, list[float]] = {}

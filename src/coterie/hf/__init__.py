@@ -12,6 +12,7 @@ from coterie.hf.layers import Layer, describe  # noqa: E402
 from coterie.hf.loading import load  # noqa: E402
 from coterie.hf.model import apply, attention_modules, undo, use  # noqa: E402
 from coterie.hf.positions import extend_positions  # noqa: E402
+from coterie.hf.windows import own_windows  # noqa: E402
 from coterie.mechanisms.by_sample import FEW_QUERIES  # noqa: E402
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "describe",
     "extend_positions",
     "load",
+    "own_windows",
     "undo",
     "use",
 ]

@@ -50,10 +50,9 @@ def use(
         >>> model = coterie.hf.use(BertModel(config).eval(), "near-far:near=16")
         >>> model(torch.arange(60)[None]).last_hidden_state.shape
         torch.Size([1, 60, 32])
-        >>> [layer.runs for layer in coterie.hf.describe(model)]
+        >>> coterie.hf.describe(model)
         encoder.layer.0.attention.self  self  near-far:near=16
         encoder.layer.1.attention.self  self  near-far:near=16
-        ['near-far:near=16', 'near-far:near=16']
     """
     inner = model_inside(model)
     expect_choice("kind", kind, ("all", "self", "cross"))

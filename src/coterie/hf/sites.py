@@ -11,6 +11,11 @@ from typing import Any, NamedTuple
 from torch import nn
 from transformers import PreTrainedModel
 
+# Families that the tests go through; docs/guide/hugging-face.md has them as a table.
+TESTED = (
+    *("BERT", "RoBERTa", "ALBERT", "DistilBERT", "ELECTRA", "ModernBERT", "ViT", "DINOv2", "CLIP", "Whisper", "BART"),
+    *("T5", "GPT-2", "Llama", "Qwen2", "Gemma 3"),
+)
 _CROSS = re.compile(r"cross|enc(oder)?_?(dec)?_?attn|encdec", re.IGNORECASE)
 
 
@@ -52,7 +57,7 @@ def sites_of(model: PreTrainedModel) -> Sites:
     if not found.each:
         raise ValueError(
             f"{type(model).__name__} has attention of its own that ignores Hugging Face's attention interface: "
-            "Coterie cannot replace it."
+            f"Coterie cannot replace it; it can in {', '.join(TESTED)} and most others on that interface."
         )
     return found
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 from typing import Any, NamedTuple
 
+from torch import nn
 from transformers import PreTrainedModel
 
 from coterie.checks import expect
 from coterie.hf import choice
 from coterie.hf.attend import NAME
 from coterie.hf.hooks import watch
-from coterie.hf.sites import Sites, find_others
+from coterie.hf.sites import Sites, find_others, sites_of
+from coterie.hf.wrapped import model_inside
 
 _KEY = "_coterie_taken"
 
@@ -67,7 +69,16 @@ def _check_free(sites: Sites) -> None:
         "one that coterie.hf.use was not called on by way of a part of it, or of a model around it: undo it there",
         f"{type(model).__name__} with {', '.join(taken[:3])} taken",
     )
-    configs = sites.configs()
+    _check_whole(sites)
+
+
+def check_reach(model: nn.Module) -> None:
+    """Refuse a model whose attention Coterie cannot replace, before anything else is asked of it."""
+    _check_whole(sites_of(model_inside(model)))
+
+
+def _check_whole(sites: Sites) -> None:
+    configs, model = sites.configs(), sites.model
     mixed = sorted(name for name, config in find_others(model) if any(config is each for each in configs))
     expect(
         not mixed,

@@ -17,6 +17,7 @@ from coterie.checks import expect, expect_choice, expect_type
 from coterie.plan import Plan
 from coterie.plan.guests import seat
 from coterie.planning.tokens import Tokens
+from coterie.tables import facts, output, paragraph
 
 _REGISTRY: dict[str, type[Mechanism]] = {}
 _FIELDS: dict[str, tuple[str, ...]] = {}  # of each, as a graph cannot be compiled through dataclasses.fields
@@ -184,6 +185,11 @@ class Mechanism(ABC):
             if f.default is MISSING or getattr(self, f.name) != f.default
         ]
         return self.name + (":" + ",".join(changed) if changed else "")
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: its string, and every setting."""
+        settings = [(name, _written(value)) for name, value in self.to_dict().items() if name != "mechanism"]
+        return output(paragraph(str(self)), facts(settings).html())
 
 
 _PLAN = Mechanism.plan  # before anybody patches it

@@ -15,6 +15,7 @@ from coterie.nn.adapters import Adapter, adapter_of, attends_by_hand, check_know
 from coterie.nn.caught import Caught, is_caught
 from coterie.nn.multihead import MultiheadAttention
 from coterie.sdpa.scope import Chosen, Scope, check_modules
+from coterie.tables import facts, output, paragraph
 
 _WANTED = "a model that contains attention (torch.nn.MultiheadAttention, or modules that are not PyTorch's own)"
 
@@ -36,6 +37,16 @@ class Swap:
     def calls(self) -> dict[str, str]:
         """What has run so far, by the name of the call."""
         return self._scope.calls
+
+    def __repr__(self) -> str:
+        return f"Swap(replaced={self.replaced}, calls={self.calls})"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        replaced = [(name, "replaced") for name in self.replaced if name not in self.calls]
+        seen = f"{len(self.calls)} calls of SDPA seen" if self.calls else "no call of SDPA seen yet"
+        title = f"{len(self.replaced)} modules replaced, {seen}"
+        return output(paragraph(title), facts([*replaced, *self.calls.items()]).html())
 
     def undo(self) -> None:
         """Put the model's own attention back, with the parameters as they are now."""

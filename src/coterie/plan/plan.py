@@ -88,6 +88,11 @@ class Round:
     window: tuple[int, int] | None = None
     counts: Tensor | None = None
 
+    def __repr__(self) -> str:
+        """In short: its tensors are long."""
+        shapes = ", ".join(f"{name}={tuple(getattr(self, name).shape)}" for name in ("query_order", "key_order"))
+        return f"Round(groups={self.groups}, {shapes}, window={self.window})"
+
     @property
     def groups(self) -> int:
         """How many groups there is room for; some may be empty."""
@@ -169,6 +174,10 @@ class Means:
     start: Tensor
     stop: Tensor
     positions: Tensor | None = None
+
+    def __repr__(self) -> str:
+        """In short: its tensors are long."""
+        return f"Means(rows={self.rows}, order={tuple(self.order.shape)})"
 
     @property
     def rows(self) -> int:
@@ -400,6 +409,12 @@ class Plan:
           scores: 5,000 a head, 50.0 % of all pairs
         """
         return "\n".join([self._title(), *(f"  {name}: {said}" for name, said in self._facts())])
+
+    def __repr__(self) -> str:
+        """In one line: its tensors are long, and `describe` says more."""
+        numbers = ("num_queries", "num_keys", "batch", "heads", "key_heads")
+        counted = ", ".join(f"{name}={getattr(self, name)}" for name in numbers)
+        return f"Plan({counted}, rounds={len(self.rounds)}, duplicates={self.duplicates!r}, causal={self.causal})"
 
     def _repr_html_(self) -> str:
         """What a notebook shows: what `describe` says."""
