@@ -43,6 +43,10 @@ class Host(ABC):
         """The model's own attention, whatever was put before this host came."""
         self.restore()
 
+    def windows(self) -> dict[str, int]:
+        """Modules with a sliding window of their own, and how wide it is."""
+        return {}
+
     def check(self, batch: Any) -> None:
         """Refuse a batch that the model cannot be called with."""
         return
@@ -171,6 +175,10 @@ class HfHost(Host):
         self.undo()
         if self._before is not None:
             self.hf.apply(self.model, self._before)
+
+    def windows(self) -> dict[str, int]:
+        found: dict[str, int] = self.hf.own_windows(self.model)
+        return found
 
     def check(self, batch: Any) -> None:
         wanted = 'dicts of what the model takes, such as {"input_ids": tokens}'

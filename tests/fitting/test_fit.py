@@ -17,6 +17,7 @@ from coterie.fitting.candidates import positions_matter
 from coterie.fitting.measures import Fidelity
 from coterie.fitting.profile import Profile, Shape, Tried
 from coterie.fitting.search import cheapest, path
+from coterie.fitting.tables import choices_table
 from coterie.hosts import DENSE, host_of
 
 
@@ -417,3 +418,19 @@ def test_a_plan_that_slows_the_model_down_is_not_taken(monkeypatch):
     assert "Dense attention is kept everywhere." in found.notes
     monkeypatch.setattr("coterie.fitting.speed._best", lambda *_: {("dense", 700): 1.0, ("fitted", 700): 0.5})
     assert not coterie.fit(encoder(1), batches(4, 700), 0.1, candidates=["local:window=9"]).all_dense
+
+
+def test_a_layer_with_a_window_of_its_own_is_called_so(tmp_path):
+    pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
+    from transformers import ModernBertConfig, ModernBertModel
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 32}
+    model = ModernBertModel(ModernBertConfig(vocab_size=99, pad_token_id=0, local_attention=16, **sizes)).eval()
+    data = [{"input_ids": torch.randint(1, 99, (1, 60))} for _ in range(3)]
+    found = coterie.fit(model, data, 0.9, candidates=["near-far:near=16"])
+    assert found.windows == {"layers.1.attn": 16, "layers.2.attn": 16}
+    runs = {row[0]: row[1] for row in choices_table(found).rows}
+    assert runs["layers.1.attn"] == runs["layers.2.attn"] == "its own window (16)"
+    assert runs["layers.0.attn"] in ("dense", "near-far:near=16")
+    found.save(tmp_path / "fit.json")
+    assert coterie.Fit.load(tmp_path / "fit.json").windows == found.windows

@@ -133,6 +133,7 @@ def _fit(task: Task, measure: Measure | None, seed: int) -> Fit:
         confidence=task.confidence,
         share=task.share,
         certified=certified.sure,
+        windows=task.host.windows(),
         table=profiled.table,
         attention_seconds=timed.attention_seconds,
         lengths=timed.lengths,

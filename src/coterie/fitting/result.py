@@ -54,6 +54,7 @@ class Fit:
         table: everything that was tried in every module.
         attention_seconds: of all attention modules together, dense and fitted, each timed on its own.
         lengths: fidelity and speed of the whole model on held-out batches of each length.
+        windows: modules with a sliding window of their own, and its width: longer inputs run that, whatever is chosen.
         notes: what a user should know.
     """
 
@@ -69,6 +70,7 @@ class Fit:
     confidence: float = 0.95
     share: float | None = None
     certified: bool = False
+    windows: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
 
@@ -135,6 +137,9 @@ class Fit:
                 words = part.values() if isinstance(part, dict) else part
                 told = isinstance(part, kind) and all(isinstance(word, str) for word in words)
                 expect_type(told, name, f"a {kind.__name__} of strings", ascii(part)[:100])
+            windows = found.get("windows", {})
+            wide = isinstance(windows, dict) and all(type(width) is int for width in windows.values())
+            expect_type(wide, "windows", "a dict of numbers", ascii(windows)[:100])
             read = _as(Fit, found)
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"path: expected a file that Fit.save wrote, got {path} ({error})") from error

@@ -30,7 +30,8 @@ def choices_table(found: Fit) -> Table:
     for module, spec in found.choices.items():
         row, dense = tried.get((module, spec)), tried.get((module, DENSE))
         cells = [_number(row.error, 3), _number(row.seconds * 1e3, 1)] if row else ["–", "–"]
-        rows.append([module, spec, *cells, _number(dense.seconds * 1e3, 1) if dense else "–"])
+        runs = f"its own window ({found.windows[module]})" if module in found.windows and row is None else spec
+        rows.append([module, runs, *cells, _number(dense.seconds * 1e3, 1) if dense else "–"])
     return Table(["attention module", "runs", "error there", "attention, ms", "dense, ms"], rows, words=(0, 1))
 
 
