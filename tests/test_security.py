@@ -350,9 +350,9 @@ def test_the_command_says_so_too(fitted, plain_model, tmp_path):
         assert "is not what 'coterie fit --save' writes." in said
     name = "encoder.layer.0.attention.self"
     for modules, words in (
-        ({name: "no-such"}, "mechanism: expected one of"),
+        ({name: "no-such"}, "names the mechanism 'no-such', which is not known"),
         ({name: "smyrf:rounds=1e999"}, "rounds: expected"),
-        ({name: "../../etc/passwd"}, "mechanism: expected one of"),
+        ({name: "../../etc/passwd"}, "names the mechanism '../../etc/passwd', which is not known"),
         ({"../x": "local"}, "stored choice: expected the attention modules of this model"),
         ({}, "stored choice: expected the attention modules of this model"),
     ):
