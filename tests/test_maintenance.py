@@ -113,6 +113,6 @@ def test_the_pictures_are_what_their_script_draws_and_follow_the_layers():
         assert (ROOT / "docs" / "_static" / name).read_text(encoding="utf-8") == picture
     drawn = [box.name.removesuffix("/").removesuffix(".py") for row in LAYERS for box in row]
     assert drawn.pop() == "native"
-    assert {*drawn, "_version"} == set(LEVEL)
+    assert {*drawn, "_version", "__main__"} == set(LEVEL)
     levels = [LEVEL[name] for name in drawn]
     assert levels == sorted(levels, reverse=True)

@@ -57,10 +57,8 @@ def test_run_reads_a_fit_that_names_the_users_mechanism(mine, tmp_path):
     (tmp_path / "fit.json").write_text(json.dumps(stored))
     arguments = ("run", "demo", "--length", "64", "--fit", tmp_path / "fit.json", "--json")
     said = coterie(*arguments, fails=1)
-    assert (
-        said
-        == f"error: {tmp_path / 'fit.json'} names the mechanism 'every-nth': --import the file that registers it.\n"
-    )
+    words = "names the mechanism 'every-nth', which is not known; if it is yours, --import its file."
+    assert said == f"error: {tmp_path / 'fit.json'} {words}\n"
     assert json.loads(coterie(*arguments, "--import", mine))["tokens"] == 64
 
 

@@ -253,7 +253,7 @@ def _read_fit(path: Path) -> Fit:
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is not what 'coterie fit --save' writes.") from error
     for name in unknown_names(found.choices.values()):
-        raise UserError(f"{path} names the mechanism {name!r}: --import the file that registers it.")
+        raise UserError(f"{path} names the mechanism {name!r}, which is not known; if it is yours, --import its file.")
     return found
 
 
