@@ -67,12 +67,12 @@ class Fit:
     attention_seconds: tuple[float, float]
     lengths: list[AtLength]
     seed: int
+    notes: list[str] = field(default_factory=list)
+    environment: dict[str, str] = field(default_factory=dict)
     confidence: float = 0.95
     share: float | None = None
     certified: bool = False
     windows: dict[str, int] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    environment: dict[str, str] = field(default_factory=dict)
 
     @property
     def all_dense(self) -> bool:
