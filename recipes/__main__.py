@@ -65,7 +65,7 @@ def main(
         for name in recipe or names()
         for number, arguments in enumerate(quick(name, data.resolve()))
     ]
-    print_table("every recipe, --quick", ["recipe", "time", "what came out"], rows)
+    print_table("every recipe, --quick", ["recipe", "time", "what came out"], rows, words=(0, 2))
 
 
 if __name__ == "__main__":
