@@ -15,8 +15,8 @@ import math
 import random
 import statistics
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -31,10 +31,10 @@ from coterie.cli.inputs import documentation
 from coterie.files import write_json
 from coterie.fitting import to_search
 from coterie.fitting.bounds import share_bound
-from coterie.fitting.certify import Judged, judge, sequence_of
-from coterie.fitting.measures import Fidelity, least, remember
-from coterie.fitting.profile import Tried
-from coterie.fitting.search import Choices, Searched, cheapest, path
+from coterie.fitting.certify import certify
+from coterie.fitting.measures import Fidelity, remember
+from coterie.fitting.profile import Profiled, Tried
+from coterie.fitting.search import Choices, Searched, cheapest, search
 from coterie.fitting.task import Task
 from coterie.hosts import DENSE, Host, host_of
 from coterie.mechanisms import Full, Mechanism
@@ -51,32 +51,28 @@ CANDIDATES = [
 ]
 console = Console(width=140)
 
-Scores = Callable[[int], list[float]]  # of a plan of the path, on some documents
-
-
 # --- two ways to choose -----------------------------------------------------------------------------------------------
 
 
-def certified(searched: Searched, checked: Scores) -> int:
-    """Fixed-sequence testing, as `coterie.fit` does it."""
-    chosen = len(searched.plans) - 1
-    for index in sequence_of(searched, TARGET):
-        found: Judged = judge(checked(index), TARGET, CONFIDENCE, None, -1.0)
-        if not found.certified:
-            break
-        chosen = index
-    return chosen
-
-
-def before(searched: Searched, checked: Scores) -> int:
+def before(task: Task, remembered: Any, searched: Searched) -> Choices:
     """More exact plans, one after the other, until the mean of the documents that check holds."""
     last, chosen = len(searched.plans) - 1, searched.chosen
-    while chosen < last and not statistics.fmean(checked(chosen)) >= TARGET:
+    while chosen < last:
+        (scores,) = remembered.on_checked(searched.plans[chosen]).values()
+        if statistics.fmean(scores) >= TARGET:
+            break
         chosen = min(last, chosen + max(1, len(searched.plans) // 20))
-    return chosen
+    return searched.plans[chosen]
 
 
-CHOOSE = {"certified": certified, "before": before}
+def choose(way: str, task: Task, remembered: Any, searched: Searched) -> Choices:
+    """The plan that `coterie.fit` takes, or took before it certified."""
+    return before(task, remembered, searched) if way == "before" else certify(task, remembered, searched).plan
+
+
+def task_of(host: Any, documents: tuple[list[Any], list[Any]], candidates: list[Mechanism]) -> Task:
+    """What every fit here is asked for."""
+    return Task(host, *documents, TARGET, CONFIDENCE, None, candidates, None, 0.0, lambda *_: None)
 
 
 def searched_on(way: str, documents: int) -> int:
@@ -120,24 +116,39 @@ def _true(index: int) -> float:
     return 1 - _LOSS * (_PATH - 1 - index)
 
 
+class Known(NamedTuple):
+    """Documents of which each loses more or less than others, whatever the plan: what is asked of `Remembered`."""
+
+    factors: list[float]
+    scale: Any = SimpleNamespace(lowest=-1.0)
+
+    def on_checked(self, plan: Choices) -> dict[int, list[float]]:
+        """The score of each with a plan."""
+        return {0: [1 - factor * (1 - _true(int(plan["m"]))) for factor in self.factors]}
+
+    def on_fitted(self, plan: Choices) -> dict[int, float]:
+        """Their mean."""
+        return {0: statistics.fmean(self.on_checked(plan)[0])}
+
+    def documents(self) -> dict[int, int]:
+        """How many they are."""
+        return {0: len(self.factors)}
+
+
 def _trial(way: str, documents: int, noise: Callable[[random.Random], float], draw: random.Random) -> int:
-    """One fit: a document loses more or less than others, whatever the plan."""
+    """One fit on documents that are drawn."""
     first = searched_on(way, documents)
     factors = [noise(draw) for _ in range(documents)]
-
-    def scores(some: list[float]) -> Scores:
-        return lambda index: [1 - factor * (1 - _true(index)) for factor in some]
-
+    on, others = Known(factors[:first]), Known(factors[first:])
     plans: list[Choices] = [{"m": str(index)} for index in range(_PATH)]
     seen = {_PATH - 1: 1.0}
 
     def holds(plan: Choices) -> bool:
-        index = int(plan["m"])
-        seen[index] = statistics.fmean(scores(factors[:first])(index))
-        return seen[index] >= TARGET
+        (seen[int(plan["m"])],) = on.on_fitted(plan).values()
+        return seen[int(plan["m"])] >= TARGET
 
     found = Searched(plans, cheapest(plans, holds, lambda: False), seen, [])
-    return CHOOSE[way](found, cache(scores(factors[first:])))
+    return int(choose(way, task_of(None, ([], []), []), others, found)["m"])
 
 
 def simulated_table(rows: list[dict[str, Any]]) -> Table:
@@ -240,32 +251,13 @@ def one_fit(host: Host, way: str, documents: list[Any], candidates: list[Mechani
     """The plan that a way chooses, and the share of dense attention's scores that it computes."""
     first = searched_on(way, len(documents))
     parts = documents[:first], documents[first:]
-    task = Task(host, *parts, TARGET, CONFIDENCE, None, candidates, None, 0.0, lambda *_: None)
+    task = task_of(host, parts, candidates)
     remembered = remember(task, "hidden")
     table = tried(host, parts[0], candidates)
-    found = _searched(task, remembered, table)
-
-    @cache
-    def checked(index: int) -> list[float]:
-        (scores,) = remembered.on_checked(found.plans[index]).values()
-        return scores
-
-    plan = found.plans[CHOOSE[way](found, checked)]
+    plan = choose(way, task, remembered, search(task, remembered, Profiled(table, [], [])))
     cost = {(row.module, row.mechanism): row.seconds for row in table}
     dense = sum(cost[module, DENSE] for module in plan)
     return plan, sum(cost[module, spec] for module, spec in plan.items()) / dense
-
-
-def _searched(task: Task, remembered: Any, table: list[Tried]) -> Searched:
-    plans = path(table)
-    scores = {len(plans) - 1: 1.0}
-
-    def holds(plan: Choices) -> bool:
-        index = plans.index(plan)
-        scores[index] = least(remembered.on_fitted(plan))
-        return scores[index] >= TARGET
-
-    return Searched(plans, cheapest(plans, holds, lambda: False), scores, [])
 
 
 def minilm(fits: int, documents: int, fresh: int, length: int, data: Path, seed: int) -> list[dict[str, Any]]:
