@@ -4,6 +4,7 @@ import math
 import random
 import statistics
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -58,6 +59,14 @@ def test_plans_are_tested_from_exact_to_cheap_and_the_last_is_what_the_search_ch
     # 0.990 at 2, 1.000 at 12: a step is worth a tenth of the loss that is allowed
     found = sequence_of(searched({2: 0.99, 1: 0.98}, 2, 13), TARGET)
     assert found == [10, 8, 6, 4, 2]  # 0.2, 0.4, 0.6, 0.8 and 1.0 of it
+
+
+def test_where_nothing_may_be_lost_plans_are_tested_evenly_along_the_path():
+    assert sequence_of(searched({2: 1.0, 1: 0.9}, 2, 13), 1.0) == [10, 8, 6, 4, 2]
+    kept = {index: [1.0, 1.0, 1.0] for index in (8, 10)}
+    some = Documents({64: {index: [1.0, 0.8, 1.0] for index in range(13)} | kept}, lowest=None)
+    found = certify(replace(task(), target=1.0), some, searched({2: 1.0, 1: 0.9}, 2, 13))
+    assert (some.tested, found.plan) == ([10, 8, 6], {"m": "8"})
 
 
 def test_plans_that_are_the_same_are_tested_once():

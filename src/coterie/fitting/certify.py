@@ -18,6 +18,7 @@ from coterie.fitting.task import Task
 
 # How much of the loss that is allowed the plans of the sequence had on the documents of the search.
 _LOSSES = (0.2, 0.4, 0.6, 0.8, 1.0)
+_FEW = 3  # plans that losses must tell apart
 _CERTIFY = 0.85  # of a budget is over when plans have been tested: whole passes are to be timed yet
 
 
@@ -91,7 +92,8 @@ def all_dense(task: Task, remembered: Remembered, notes: list[str]) -> Certified
 def sequence_of(searched: Searched, target: float) -> list[int]:
     """Plans of a path that are worth a test, from exact to cheap: the search's own choice last.
 
-    What others cost in fidelity is read off the plans that the search has run, in between by a line.
+    What others cost in fidelity is read off the plans that the search has run, in between by a line. Where that tells
+    hardly any apart, as where nothing may be lost at all, plans are taken evenly along the path.
     """
     known = sorted(searched.scores.items())
     found: list[int] = []
@@ -100,6 +102,10 @@ def sequence_of(searched: Searched, target: float) -> list[int]:
         index = next((i for i in range(searched.chosen, known[-1][0]) if _between(known, i) >= allowed), None)
         if index is not None and index not in found:
             found.append(index)
+    last = known[-1][0]
+    if len(found) < _FEW:
+        evenly = {searched.chosen + (last - searched.chosen) * part // len(_LOSSES) for part in range(len(_LOSSES))}
+        found = sorted({*found, *evenly} - {last}, reverse=True)
     return found
 
 
