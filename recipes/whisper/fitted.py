@@ -76,7 +76,8 @@ def fit(
         seconds: a budget.
     """
     mine = parts(clips)
-    fitted, checked = ([spoken(listener, some) for some in batches(listener, part, most)] for part in mine[:2])
+    fitted = [spoken(listener, some) for some in batches(listener, mine.fitted, most)]
+    checked = [spoken(listener, [clip]) for clip in mine.checked]  # each of them says something of its own
 
     def words(model: Any, batch: Any) -> float:
         return word_accuracy(listener, batch)
@@ -102,6 +103,7 @@ def fit(
         "modules": found.choices,
         "calibrated": found.calibrated,
         "checked": found.held_out,
+        "promise": found.promise,
         "attention seconds": list(found.attention_seconds),
         "notes": found.notes,
     }

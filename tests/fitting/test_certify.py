@@ -167,6 +167,18 @@ def test_a_share_of_documents_is_certified_by_counting():
     assert "20 documents of 64 tokens can show nothing with 95% confidence; at least 59 are needed" in found.notes[0]
 
 
+def test_documents_that_all_score_the_same_by_a_measure_of_ones_own_certify_nothing_but_may_be_taken():
+    """Right words are counted: three clips without a new error are no proof that there never will be one."""
+    same = {7: {plan: [1.0, 1.0, 1.0] for plan in range(11)}}
+    assert judge([1.0] * 3, 1.0, 0.95, None, None).few
+    assert not judge([1.0] * 3, 1.0, 0.95, None, -1.0).few  # cosines differ in their last digits, if answers do
+    found = certify(task(), Documents(same, lowest=None), searched({2: 0.99}, 2))
+    assert (found.plan, found.sure) == ({"m": "2"}, False)
+    assert found.notes == [
+        "Not certified: the 3 documents of 7 tokens all score 1.0000, which does not say how much others may differ."
+    ]
+
+
 def test_a_bad_document_that_a_mean_hides_is_seen():
     scores = [0.999] * 99 + [0.5]
     assert judge(scores, 0.99, 0.95, None, -1.0).fidelity > 0.99

@@ -7,6 +7,7 @@ Angelopoulos, Bates, Candès, Jordan and Lei 2021). Of several lengths all must 
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from typing import NamedTuple
@@ -30,7 +31,8 @@ class Judged(NamedTuple):
         seen: their mean, or the share of them that hold.
         bound: of the mean, or of the share of documents that hold.
         wanted: what the bound must reach.
-        few: whether so few documents could certify nothing, whatever they scored.
+        few: whether these documents can certify nothing: whatever so few scored, or as all score the same by a measure
+            of which nobody knows how low it gets.
     """
 
     scores: list[float]
@@ -138,7 +140,9 @@ def judge(scores: list[float], target: float, confidence: float, share: float | 
     count = len(scores)
     if share is None:
         mean = statistics.fmean(scores)
-        return Judged(scores, mean, lower_bound(scores, confidence, target, lowest), target, count < 2)
+        alike = lowest is None and len(set(scores)) == 1  # right words are counted: others will differ, nobody saw how
+        bound = Bound(-math.inf, "t") if alike else lower_bound(scores, confidence, target, lowest)
+        return Judged(scores, mean, bound, target, count < 2 or alike)
     held = sum(score >= target for score in scores)
     bound = Bound(share_bound(held, count, confidence), "binomial")
     return Judged(scores, held / count, bound, share, count < documents_for_share(confidence, share))
@@ -164,6 +168,11 @@ def _notes(task: Task, judged: dict[int, Judged], failed: dict[int, Judged] | No
         few = {length: each for length, each in judged.items() if each.few}
         length, worst = min(few.items(), key=lambda item: len(item[1].scores))
         enough = 2 if task.share is None else documents_for_share(task.confidence, task.share)
+        if len(worst.scores) >= enough:
+            return [
+                f"Not certified: the {_documents(len(worst.scores))} of {length:,} tokens all score "
+                f"{worst.fidelity:.4f}, which does not say how much others may differ."
+            ]
         return [
             f"Not certified: {_documents(len(worst.scores))} of {length:,} tokens can show nothing with "
             f"{task.confidence:.0%} confidence; at least {enough} are needed there, and better more."
