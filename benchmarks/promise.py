@@ -32,7 +32,7 @@ from coterie.files import write_json
 from coterie.fitting import to_search
 from coterie.fitting.bounds import share_bound
 from coterie.fitting.certify import certify
-from coterie.fitting.measures import Fidelity, remember
+from coterie.fitting.measures import Fidelity, Remembered
 from coterie.fitting.profile import Profiled, Tried
 from coterie.fitting.search import Choices, Searched, cheapest, search
 from coterie.fitting.task import Task
@@ -58,7 +58,7 @@ def before(task: Task, remembered: Any, searched: Searched) -> Choices:
     """More exact plans, one after the other, until the mean of the documents that check holds."""
     last, chosen = len(searched.plans) - 1, searched.chosen
     while chosen < last:
-        (scores,) = remembered.on_checked(searched.plans[chosen]).values()
+        ((_, scores),) = remembered.on_checked(searched.plans[chosen])
         if statistics.fmean(scores) >= TARGET:
             break
         chosen = min(last, chosen + max(1, len(searched.plans) // 20))
@@ -72,7 +72,7 @@ def choose(way: str, task: Task, remembered: Any, searched: Searched) -> Choices
 
 def task_of(host: Any, documents: tuple[list[Any], list[Any]], candidates: list[Mechanism]) -> Task:
     """What every fit here is asked for."""
-    return Task(host, *documents, TARGET, CONFIDENCE, None, candidates, None, 0.0, lambda *_: None)
+    return Task(host, *documents, TARGET, CONFIDENCE, None, candidates, None, 0.0, 0.0, lambda *_: None)
 
 
 def searched_on(way: str, documents: int) -> int:
@@ -121,14 +121,20 @@ class Known(NamedTuple):
 
     factors: list[float]
     scale: Any = SimpleNamespace(lowest=-1.0)
+    fitted: tuple[int, ...] = ()
+    checked: tuple[int, ...] = ()
 
-    def on_checked(self, plan: Choices) -> dict[int, list[float]]:
+    def on_checked(self, plan: Choices) -> list[tuple[int, list[float]]]:
         """The score of each with a plan."""
-        return {0: [1 - factor * (1 - _true(int(plan["m"]))) for factor in self.factors]}
+        return [(0, [1 - factor * (1 - _true(int(plan["m"]))) for factor in self.factors])]
 
     def on_fitted(self, plan: Choices) -> dict[int, float]:
         """Their mean."""
-        return {0: statistics.fmean(self.on_checked(plan)[0])}
+        return {length: statistics.fmean(scores) for length, scores in self.on_checked(plan)}
+
+    def seconds(self, indices: tuple[int, ...]) -> float:
+        """Nothing takes any time here."""
+        return 0.0
 
     def documents(self) -> dict[int, int]:
         """How many they are."""
@@ -231,7 +237,6 @@ class Judge:
     def __init__(self, host: Host, documents: list[Any]) -> None:
         together = torch.cat([each["input_ids"] for each in documents]).split(20)
         self.host, self.scale = host, Fidelity(host, "hidden", [{"input_ids": some} for some in together])
-        host.put_everywhere(DENSE)
         for index in range(len(together)):
             self.scale.remember(index)
         self.known: dict[tuple[str, ...], float] = {}
@@ -242,7 +247,7 @@ class Judge:
         if key not in self.known:
             self.host.put(plan)
             sizes = [len(batch["input_ids"]) for batch in self.scale.batches]
-            (scores,) = self.scale.by_length(list(range(len(sizes)))).values()
+            scores = [self.scale.score(index) for index in range(len(sizes))]
             self.known[key] = sum(n * score for n, score in zip(sizes, scores, strict=True)) / sum(sizes)
         return self.known[key]
 
@@ -252,7 +257,10 @@ def one_fit(host: Host, way: str, documents: list[Any], candidates: list[Mechani
     first = searched_on(way, len(documents))
     parts = documents[:first], documents[first:]
     task = task_of(host, parts, candidates)
-    remembered = remember(task, "hidden")
+    scale = Fidelity(host, "hidden", documents)
+    for index in range(len(documents)):
+        scale.remember(index)
+    remembered = Remembered(task, scale, list(range(first)), list(range(first, len(documents))))
     table = tried(host, parts[0], candidates)
     plan = choose(way, task, remembered, search(task, remembered, Profiled(table, [], [])))
     cost = {(row.module, row.mechanism): row.seconds for row in table}

@@ -147,20 +147,23 @@ def test_without_time_for_a_test_the_choice_of_the_search_is_returned_and_nothin
 
 def test_whoever_is_interrupted_keeps_what_was_certified():
     class Impatient(Documents):
+        patience = 0
+
         def on_checked(self, plan):
-            if len(self.tested) == patience:
+            if len(self.tested) == self.patience:
                 raise KeyboardInterrupt
             return super().on_checked(plan)
 
     for patience, plan, sure in ((0, "2", False), (2, "8", True)):
         some = Impatient({64: dict.fromkeys(ALL, SURE)})
+        some.patience = patience
         found = certify(task(), some, searched({2: 0.99, 1: 0.98}, 2, 13))
         assert (found.plan, found.sure) == ({"m": plan}, sure)
         assert found.notes[0].startswith("Interrupted")
 
 
 def test_a_plan_that_fails_at_one_length_is_not_run_at_others():
-    bad = dict.fromkeys(ALL, [0.5, 0.6])
+    bad = {index: [0.5, 0.6] for index in ALL}
     seen = []
 
     class Watched(Documents):

@@ -6,6 +6,7 @@ import json
 import math
 import statistics
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -14,12 +15,14 @@ from hypothesis import strategies as st
 
 import coterie
 from coterie.fitting.candidates import positions_matter
-from coterie.fitting.measures import Fidelity
 from coterie.fitting.dense import dense
-from coterie.fitting.profile import Profile, Shape, Tried
-from coterie.fitting.search import cheapest, path
+from coterie.fitting.measures import Fidelity
+from coterie.fitting.profile import Profile, Profiled, Shape, Tried
+from coterie.fitting.search import Cost, alike, border, cheapest, cost_of, path, search
 from coterie.fitting.tables import choices_table
+from coterie.fitting.task import Task
 from coterie.hosts import DENSE, host_of
+from coterie.progress import ESTIMATE
 
 
 def encoder(layers: int = 2) -> torch.nn.TransformerEncoder:
@@ -42,8 +45,8 @@ candidates = st.lists(st.tuples(numbers, st.floats(0.0, 2.0)), min_size=0, max_s
 @given(st.lists(st.tuples(numbers, candidates), min_size=1, max_size=4))
 def test_a_path_leads_from_the_fastest_to_dense_and_never_gets_worse(modules):
     table = []
-    for index, (dense, others) in enumerate(modules):
-        table.append(Tried(f"m{index}", DENSE, 0.0, dense))
+    for index, (whole, others) in enumerate(modules):
+        table.append(Tried(f"m{index}", DENSE, 0.0, whole))
         table += [Tried(f"m{index}", f"c{i}", error, seconds) for i, (seconds, error) in enumerate(others)]
     known = {(row.module, row.mechanism): row for row in table}
     plans = path(table)
@@ -447,3 +450,145 @@ def test_a_layer_with_a_window_of_its_own_is_called_so(tmp_path):
     assert runs["layers.0.attn"] in ("dense", "near-far:near=16")
     found.save(tmp_path / "fit.json")
     assert coterie.Fit.load(tmp_path / "fit.json").windows == found.windows
+
+
+# --- the search -------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.floats(0.01, 1.0), min_size=1, max_size=30), st.floats(0.0, 1.2), st.floats(0.5, 2.0))
+def test_guesses_find_what_halving_finds(steps, allowed, bend):
+    """Whatever the losses do on the way, as long as they fall."""
+    errors = [sum(steps[index:]) for index in range(len(steps) + 1)]
+    costs = [Cost(float(index), error) for index, error in enumerate(errors)]
+    losses = [(error / max(errors)) ** bend for error in errors]
+    plans, target = [{"m": str(index)} for index in range(len(errors))], 1 - allowed
+    scores = {len(plans) - 1: 1.0}
+
+    def holds(plan):
+        index = int(plan["m"])
+        scores[index] = 1 - losses[index]
+        return scores[index] >= target
+
+    def probe(low, high):
+        guess = border(costs, scores, target)
+        return (low + high) // 2 if guess is None else min(max(guess, low), high - 1)
+
+    found = cheapest(plans, holds, lambda: False, probe)
+    assert found == cheapest(plans, holds, lambda: False)
+
+
+def test_losses_in_proportion_to_squared_errors_need_few_plans():
+    costs = [Cost(float(index), (60 - index) / 60) for index in range(61)]
+    ran = []
+
+    class Model:
+        fitted, checked = (0,), (1,)
+
+        def on_fitted(self, plan, target):
+            ran.append(plan)
+            return {9: 1 - 0.1 * cost_of(plan, table).error}
+
+        def seconds(self, indices):
+            return 0.0
+
+    table = [Tried(f"m{n}", DENSE, 0.0, 2.0) for n in range(60)]
+    table += [Tried(f"m{n}", "local", (1 / 60) ** 0.5 * (1 - n / 1e6), 1.0) for n in range(60)]
+    host: Any = None
+    task = Task(host, [], [], 0.97, 0.95, None, [], None, 0.0, 0.0, lambda *_: None)
+    remembered: Any = Model()
+    found = search(task, remembered, Profiled(table, [9], []))
+    assert costs[found.chosen].error == pytest.approx(0.3, abs=0.02)
+    assert len(ran) <= 4
+
+
+def test_one_mechanism_everywhere_is_taken_if_it_is_as_fast_and_more_exact():
+    table = [Tried(name, DENSE, 0.0, 9.0) for name in "ab"]
+    table += [Tried("a", "local", 0.5, 1.0), Tried("b", "local", 0.1, 3.0)]
+    table += [Tried("a", "smyrf", 0.2, 2.0), Tried("b", "smyrf", 0.2, 2.0)]
+    mixed = {"a": "local", "b": "local"}
+    assert alike(table, mixed, cost_of(mixed, table)) == {"a": "smyrf", "b": "smyrf"}
+    better = {"a": "smyrf", "b": "local"}
+    assert alike(table, better, cost_of(better, table)) is None  # slower, and more exact
+    refused = [*table, Tried("a", "topk", 0.0, 1.0), Tried("b", "topk", math.nan, math.nan, "why")]
+    assert alike(refused, mixed, cost_of(mixed, refused)) == {"a": "smyrf", "b": "smyrf"}
+
+
+# --- several fidelities, a budget, and impatience ---------------------------------------------------------------------
+
+
+def test_several_fidelities_are_each_what_one_would_be_and_share_their_work():
+    ran = []
+
+    def score(model, batch):
+        ran.append(1)
+        return float(model(batch).abs().mean())
+
+    windows = ["local:window=9", "local:window=65"]
+    found = coterie.trade_off(encoder(), batches(6, 300), [0.9, 0.5, 0.99], measure=score, candidates=windows)
+    together = len(ran)
+    assert [each.fidelity for each in found] == [0.9, 0.5, 0.99]
+    assert all(each.holds for each in found)
+    assert all(each.table == found[0].table for each in found)
+    ran.clear()
+    for fidelity in (0.9, 0.5, 0.99):
+        coterie.fit(encoder(), batches(6, 300), fidelity, measure=score, candidates=windows)
+    assert together < len(ran)
+    with pytest.raises(ValueError, match="fidelities: expected at least one, got none"):
+        coterie.trade_off(encoder(), batches(), [])
+    with pytest.raises(TypeError, match="fidelities: expected a list of numbers, got float"):
+        coterie.trade_off(encoder(), batches(), 0.9)  # type: ignore[arg-type]
+
+
+def test_a_budget_leaves_documents_out_and_says_so():
+    told = []
+    data = batches(9, 300)
+    found = coterie.fit(
+        *(encoder(), data[:3], 0.9),
+        held_out=data[3:],
+        candidates=["local:window=9"],
+        seconds=1e-3,
+        progress=lambda *said: told.append(said),
+    )
+    assert "The time that was left is enough for 4 of 9 batches." in found.notes
+    (estimate,) = (said for said in told if said[0] == ESTIMATE)
+    assert estimate == (ESTIMATE, 0, 1)  # no longer than the budget, in whole seconds
+    assert found.all_dense
+
+
+def test_an_estimate_comes_after_the_first_batch():
+    told = []
+    coterie.fit(encoder(), batches(), 0.9, candidates=["local:window=9"], progress=lambda *said: told.append(said[0]))
+    assert told[0] == ESTIMATE
+    assert told.count(ESTIMATE) == 1
+
+
+def test_whoever_interrupts_the_timing_keeps_the_plan(monkeypatch, tmp_path):
+    def impatient(self, batch):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("coterie.hosts.Host.attend", impatient)
+
+    def slow(seen):
+        return dense(seen)._replace(seconds=1e3)
+
+    monkeypatch.setattr("coterie.fitting.profile.dense", slow)
+
+    def score(model, batch):
+        return 1.0 + float(model(batch).mean()) * 1e-6
+
+    model = encoder(1)
+    found = coterie.fit(model, batches(9, 300), 0.5, measure=score, candidates=["local:window=9"])
+    assert found.choices == {"layers.0.self_attn": "local:window=9"}
+    assert found.certified
+    assert "the whole model was not timed" in str(found)
+    assert type(model.layers[0].self_attn) is torch.nn.MultiheadAttention
+    found.save(tmp_path / "fit.json")
+    assert str(coterie.Fit.load(tmp_path / "fit.json")) == str(found)
+
+
+def test_before_there_is_a_plan_an_interrupt_is_one():
+    def score(model, batch):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        coterie.fit(encoder(1), batches(), 0.5, measure=score, candidates=["local:window=9"])

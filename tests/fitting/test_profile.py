@@ -77,7 +77,7 @@ def test_guests_do_not_count_however_the_keys_are_masked():
 )
 def test_dense_attention_is_what_the_pass_goes_on_with(settings):
     q, k, v = tensors(2, 6, 41)
-    seen = []
+    seen: list[coterie.Seen] = []
     with coterie.observing(seen.append):
         exact = coterie.attention(q, k, v, "full", **settings)
     close(dense(seen[0]).out, exact)
@@ -150,9 +150,19 @@ def test_lengths_are_those_that_attention_meets_wherever_tokens_are():
 def test_speech_is_as_long_as_what_its_encoder_attends_to():
     transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
     config = transformers.WhisperConfig(
-        **{"vocab_size": 60, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2},
-        **{"decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "num_mel_bins": 8},
-        **{"max_source_positions": 60, "pad_token_id": 0, "decoder_start_token_id": 1, "bos_token_id": 1},
+        vocab_size=60,
+        d_model=16,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=16,
+        decoder_ffn_dim=16,
+        num_mel_bins=8,
+        max_source_positions=60,
+        pad_token_id=0,
+        decoder_start_token_id=1,
+        bos_token_id=1,
     )
     host = host_of(transformers.WhisperModel(config).eval())
     batch = {"input_features": torch.randn(1, 8, 120), "decoder_input_ids": torch.ones(1, 3, dtype=torch.long)}
