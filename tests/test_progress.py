@@ -8,10 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from rich.console import Console
 
 import coterie
 from coterie import progress
-from coterie.progress import Drawn, in_notebook, notebook_bars, telling, terminal_bars
+from coterie.progress import ESTIMATE, Drawn, in_notebook, lines, notebook_bars, telling, terminal_bars
 from tests.html_reader import read
 
 
@@ -75,7 +76,21 @@ def test_a_function_is_told_everything():
     a_fit(progress=lambda *step: told.append(step))
     assert {what for what, _, _ in told} >= {"dense answers", "candidates", "timing"}
     assert ("dense answers", 3, 3) in told
-    assert all(0 < done <= total for _, done, total in told)
+    assert all(0 < done <= total for what, done, total in told if what != ESTIMATE)
+
+
+def test_an_estimate_is_told_in_words():
+    said: list[str] = []
+    lines(said.append, between=60)(ESTIMATE, 0, 130)  # at once
+    assert said == ["about 2 min in all"]
+    drawn = Drawn()
+    drawn.tell(ESTIMATE, 0, 40, now=0.0)
+    assert repr(drawn) == "about 40 s in all"
+    assert "<progress" not in drawn._repr_html_()
+    written = io.StringIO()
+    with terminal_bars(Console(file=written, force_terminal=True)) as tell:
+        tell(ESTIMATE, 0, 40)
+    assert "about 40 s in all" in written.getvalue()
 
 
 def test_spectra_tell_of_each_module():

@@ -22,6 +22,8 @@ DEFAULT = Settings(epochs=3, batch=16, rate=5e-5, length=128)  # SMYRF's supplem
 
 # About 64 scores a query: 2 rounds of clusters of 32, or 48 keys and √(2·128) = 16 means.
 MECHANISMS = ["smyrf:rounds=2,cluster_size=32", "near-far:near=48"]
+EXAMPLES, TESTS = 4000, 2000  # of the tasks that would take hours
+LARGE = ", ".join(tasks.LARGE)
 QUICK = [["--task", "rte", "--data", "{data}/glue"]]
 
 
@@ -42,8 +44,13 @@ def main(
     batch: Annotated[int, typer.Option(min=1)] = DEFAULT.batch,
     rate: Annotated[float, typer.Option(help="The paper searched among 5e-5, 3e-5 and 2e-5.")] = DEFAULT.rate,
     length: Annotated[int, typer.Option(min=2, help="Tokens that longer texts are cut to.")] = DEFAULT.length,
-    examples: Annotated[int | None, typer.Option(min=1, help="Train on so many examples; all by default.")] = None,
-    tests: Annotated[int | None, typer.Option(min=1, help="Test on so many; all by default.")] = None,
+    examples: Annotated[
+        int | None,
+        typer.Option(min=0, help=f"Train on so many, 0: all; by default all, of {LARGE} {EXAMPLES:,}."),
+    ] = None,
+    tests: Annotated[
+        int | None, typer.Option(min=0, help=f"Test on so many, 0: all; by default all, of {LARGE} {TESTS:,}.")
+    ] = None,
     bf16: command.Bf16 = None,
     quick: command.Quick = False,
     out: command.Out = None,
@@ -55,6 +62,9 @@ def main(
     Settings are those of SMYRF's supplement, §15.1.2: 128 tokens, batches of 16, 3 epochs, 10 % warm-up.
     """
     mechanisms = command.checked(mechanism or MECHANISMS)
+    large = task in tasks.LARGE
+    examples = (EXAMPLES if large else None) if examples is None else examples or None
+    tests = (TESTS if large else None) if tests is None else tests or None
     if quick:
         examples, tests, epochs = min(examples or 48, 48), min(tests or 32, 32), 1
     tuned = tuning(task, data, model, Settings(epochs, batch, rate, length, examples, tests, in_bf16(bf16)))

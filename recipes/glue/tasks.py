@@ -62,6 +62,7 @@ TASKS = {
     "stsb": Kind("STS-B", spearman, _PAIR, (), label="score", also=(pearson,)),
     "wnli": Kind("WNLI", accuracy, _PAIR, ("0", "1"), headless=_PAIR_ROWS),
 }
+LARGE = ("sst2", "qnli", "qqp", "mnli")  # 67 to 393 thousand texts
 
 
 def load(name: str, data: str, limit: int | None, test_limit: int | None) -> Task:

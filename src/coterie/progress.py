@@ -118,7 +118,7 @@ def _rich_bars(console: Console) -> Iterator[Progress]:
 
         def tell(what: str, done: int, total: int) -> None:
             if what == ESTIMATE:
-                console.print(estimate(total))
+                console.print(estimate(total), highlight=False)
                 return
             if what not in tasks:
                 tasks[what] = drawn.add_task(what, total=total)

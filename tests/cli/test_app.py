@@ -133,7 +133,7 @@ def test_bench_mechanisms_and_doctor():
         (("fit", "nowhere"), "there is no model at 'nowhere'"),
         (("fit", "{folder}"), "is neither a folder with a config.json or a GGUF file nor a GGUF file itself."),
         (("fit", "{broken}"), "could not be loaded"),
-        (("fit", "demo", "--fidelity", "0"), "--fidelity must be in (0, 1], not 0.0."),
+        (("fit", "demo", "--fidelity", "0"), "--fidelity must be in (0, 1], not 0."),
         (("fit", "demo", "--lengths", "a"), "--lengths must be numbers separated by commas, not 'a'."),
         (("fit", "demo", "--lengths", "0"), "--lengths must be at least 1, not '0'."),
         (("fit", "demo", "--lengths", "513"), "demo has 512 positions, so a length of 513 tokens is too long for it;"),

@@ -15,7 +15,7 @@ import torch
 from datasets import Dataset
 from recipes.common.reading import read_tabs, similarity
 from recipes.common.scores import accuracy, f1, mcc, pearson, spearman
-from recipes.glue import tasks
+from recipes.glue import run, tasks
 
 from coterie.cli.inputs import UserError
 from tests.command import recipe
@@ -290,3 +290,23 @@ def test_lines_are_counted_as_editors_do(tmp_path):
     file = tmp_path / "x.tsv"
     file.write_bytes(b"\xef\xbb\xbfa\tb\r\n\r\n" + b"long" * 50_000 + b'\t"c\n')
     assert read_tabs(file) == [(1, ["a", "b"]), (3, ["long" * 50_000, '"c'])]
+
+
+def test_large_tasks_are_cut_to_what_half_an_hour_is_enough_for(tmp_path, monkeypatch):
+    asked = []
+
+    def stop(task, data, model, settings):
+        asked.append((settings.examples, settings.tests))
+        raise UserError("enough")
+
+    monkeypatch.setattr("recipes.glue.run.tuning", stop)
+    for arguments in (
+        {"task": "cola"},
+        {"task": "mnli"},
+        {"task": "qqp", "examples": 0, "tests": 0},
+        {"task": "sst2", "examples": 9000},
+        {"task": "rte", "examples": 10, "tests": 5},
+    ):
+        with pytest.raises(UserError, match="enough"):
+            run.main("nowhere", **arguments)
+    assert asked == [(None, None), (4000, 2000), (None, None), (9000, 2000), (10, 5)]
