@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import random
 import resource
 import signal
 import subprocess
@@ -13,9 +14,13 @@ import sys
 import time
 from contextlib import redirect_stderr, redirect_stdout
 from importlib.util import find_spec
+from itertools import pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from coterie.cli.inputs import places
 from tests.command import run as coterie
 
 for package, extra in (("typer", "cli"), ("transformers", "hf"), ("plotly", "report")):
@@ -103,6 +108,25 @@ def test_fit_prints_json():
     assert set(found["modules"]) == {f"encoder.layer.{i}.attention.self" for i in range(6)}
 
 
+def test_several_fidelities_give_a_fit_and_a_file_each(tmp_path):
+    arguments = ("fit", "demo", "--lengths", "48", "--sequences", "3", "--fidelity", "0.8,0.95")
+    said = coterie(*arguments, "--save", tmp_path / "fit.json")
+    assert "what fidelity costs" in said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["fit-0.8.json", "fit-0.95.json"]
+    assert [json.loads((tmp_path / f"fit-{x}.json").read_text())["fidelity"] for x in (0.8, 0.95)] == [0.8, 0.95]
+    assert [each["fidelity"] for each in json.loads(coterie(*arguments, "--json"))] == [0.8, 0.95]
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=8), st.integers(0, 50), st.integers(0, 9))
+def test_random_places_hold_every_piece_and_none_overlap(sizes, room, seed):
+    total = sum(sizes) + room
+    starts = places(sizes, total, random.Random(seed))
+    taken = sorted(zip(starts, sizes, strict=True))
+    assert all(a + n <= b for (a, n), (b, _) in pairwise(taken))
+    assert taken[0][0] >= 0
+    assert taken[-1][0] + taken[-1][1] <= total
+
+
 def test_inspect_names_the_hardest_heads():
     rows = json.loads(coterie("inspect", "demo", "--length", "100", "--mechanism", "near-far:near=8", "--json"))
     assert len(rows) == 72
@@ -134,6 +158,8 @@ def test_bench_mechanisms_and_doctor():
         (("fit", "{folder}"), "is neither a folder with a config.json or a GGUF file nor a GGUF file itself."),
         (("fit", "{broken}"), "could not be loaded"),
         (("fit", "demo", "--fidelity", "0"), "--fidelity must be in (0, 1], not 0."),
+        (("fit", "demo", "--fidelity", "0.9,1.1"), "--fidelity must be in (0, 1], not 1.1."),
+        (("fit", "demo", "--fidelity", "high"), "--fidelity must be a number, or several separated by commas, not"),
         (("fit", "demo", "--lengths", "a"), "--lengths must be numbers separated by commas, not 'a'."),
         (("fit", "demo", "--lengths", "0"), "--lengths must be at least 1, not '0'."),
         (("fit", "demo", "--lengths", "513"), "demo has 512 positions, so a length of 513 tokens is too long for it;"),

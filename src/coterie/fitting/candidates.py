@@ -20,7 +20,7 @@ def default_candidates(seed: int = 0, *, ordered: bool = True) -> list[Mechanism
         ordered: whether tokens that stand side by side belong together; windows are for them alone.
     """
     found: list[Mechanism] = [
-        *(NearFar(near=near, seed=seed) for near in (16, 32, 64, 128, 256)),
+        *(NearFar(near=near, seed=seed) for near in (16, 32, 64, 128, 256, 512, 1024)),
         *(NearFar(near=near, chunk=64, seed=seed) for near in (16, 48, 96)),
         Smyrf(rounds=1, cluster_size=32, seed=seed),
         *(Smyrf(rounds=rounds, cluster_size=64, seed=seed) for rounds in (2, 8)),
