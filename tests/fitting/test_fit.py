@@ -119,8 +119,10 @@ def test_a_callable_measure_and_a_time_budget():
 
     found = coterie.fit(encoder(), batches(), 0.9, measure=score, candidates=["local:window=33"], seconds=0.0)
     assert found.measure == "score"
-    assert any("time budget" in note for note in found.notes)
+    assert found.notes == ["The time budget was over before anything could be tried: all attention stays dense."]
+    assert found.all_dense
     assert found.holds
+    assert "the whole model 1.00×" in str(found)
 
 
 def test_saving_and_loading_gives_the_same(tmp_path):
@@ -338,8 +340,9 @@ def test_the_model_is_left_as_it_was():
 
 def test_a_budget_names_the_lengths_that_were_tried():
     data = [torch.randn(1, n, 32) for n in (40, 40, 90, 90)]
-    found = coterie.fit(encoder(1), data, 0.9, candidates=["local:window=9"], seconds=0.0)
+    found = coterie.fit(encoder(1), data, 0.9, candidates=["local:window=9"], seconds=1e-3)
     assert any("1 of 2 batches: candidates were tried at 90 tokens." in note for note in found.notes)
+    assert not any("Nothing pays" in note for note in found.notes)
 
 
 def test_a_candidate_that_starts_somewhere_starts_no_earlier():
@@ -390,7 +393,7 @@ class Positioned(torch.nn.Module):
 
 
 def tried(**settings):
-    found = coterie.fit(settings.pop("model", encoder(1)), batches(3, 40), 0.5, seconds=0.0, **settings)
+    found = coterie.fit(settings.pop("model", encoder(1)), batches(3, 40), 0.5, seconds=1e-3, **settings)
     windows = {row.mechanism for row in found.table if row.mechanism.startswith(("local", "longformer"))}
     return bool(windows), any("Windows were not tried" in note for note in found.notes)
 
@@ -539,20 +542,30 @@ def test_several_fidelities_are_each_what_one_would_be_and_share_their_work():
         coterie.trade_off(encoder(), batches(), 0.9)  # type: ignore[arg-type]
 
 
-def test_a_budget_leaves_documents_out_and_says_so():
+def test_a_budget_leaves_documents_out_and_says_so(monkeypatch):
     told = []
     data = batches(9, 300)
+
+    def one_second(self, index):  # a dense pass takes that long
+        remember(self, index)
+        self.seconds[index] = 1.0
+
+    remember = Fidelity.remember
+    monkeypatch.setattr(Fidelity, "remember", one_second)
     found = coterie.fit(
         *(encoder(), data[:3], 0.9),
         held_out=data[3:],
         candidates=["local:window=9"],
-        seconds=1e-3,
+        seconds=11.0,  # 1 document to search on and 3 that certify take 4 + 6
         progress=lambda *said: told.append(said),
     )
-    assert "The time that was left is enough for 4 of 9 batches." in found.notes
+    assert found.notes[0] == "The time that was left is enough for 4 of 9 batches."
     (estimate,) = (said for said in told if said[0] == ESTIMATE)
-    assert estimate == (ESTIMATE, 0, 1)  # no longer than the budget, in whole seconds
-    assert found.all_dense
+    assert estimate == (ESTIMATE, 0, 11)  # no longer than the budget
+    short = coterie.fit(encoder(), data[:3], 0.9, held_out=data[3:], candidates=["local:window=9"], seconds=5.0)
+    (note,) = short.notes
+    assert note.startswith("The time budget is too short: a fit takes 11 s at least")
+    assert short.all_dense
 
 
 def test_an_estimate_comes_after_the_first_batch():

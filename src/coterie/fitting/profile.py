@@ -23,6 +23,7 @@ from coterie.observe import Seen, observing
 
 PROFILE = 0.25  # of a budget is over when candidates have been tried
 _SHARE = 6  # of the heads, one in so many, are what candidates are screened on
+_UNTRIED = "not tried: the time was up"
 _SLOWER, _FASTER, _BETTER = 1.25, 0.85, 0.95  # ratios that a screening believes in
 
 
@@ -77,7 +78,7 @@ class Profile:
         why = self.refused.get((module, name)) or self.beaten.get((module, name))
         shapes, errors = self.shapes[module], self.errors.get((module, name), {})
         if why is not None or not errors:
-            return Tried(module, name, float("nan"), float("nan"), why or "not tried: the time was up")
+            return Tried(module, name, float("nan"), float("nan"), why or _UNTRIED)
         lengths = sorted({shape.keys[2] for shape in shapes})
         first = next((n for n in lengths if all(self._pays(module, name, m) for m in lengths if m >= n)), None)
         long = [shape for shape in shapes if (shape in errors if first is None else shape.keys[2] >= first)]
@@ -106,6 +107,7 @@ class Profiled(NamedTuple):
     table: list[Tried]
     lengths: list[int]
     notes: list[str]
+    cut_short: bool = False  # there was no time for all of it
 
 
 def profile(task: Task, lengths: Lengths) -> Profiled:
@@ -127,7 +129,11 @@ def profile(task: Task, lengths: Lengths) -> Profiled:
             f"The time was enough for {reached} of {len(task.fitted)} batches: candidates were tried at "
             f"{', '.join(map(str, tokens))} tokens."
         )
-    return Profiled(found.table(task.candidates), tokens, notes)
+    table = found.table(task.candidates)
+    missing = sum(row.note == _UNTRIED for row in table)
+    if missing and not notes:
+        notes.append(f"There was no time to try all candidates in all modules: {missing} are missing.")
+    return Profiled(table, tokens, notes, bool(notes))
 
 
 class Trial:

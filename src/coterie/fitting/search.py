@@ -63,7 +63,7 @@ def search(task: Task, remembered: Remembered, profiled: Profiled) -> Searched:
 
     chosen = cheapest(plans, holds, over, probe)
     notes = []
-    if over():
+    if chosen and over():
         notes.append("The time budget ended the search: a cheaper plan may hold, too.")
     elif chosen < len(plans) - 1:
         same = alike(profiled.table, plans[chosen], costs[chosen])

@@ -32,6 +32,7 @@ _NO_WINDOWS = (
 _SEARCHED, _CERTIFIED = 6.0, 4.5  # usually
 _SEARCHED_LEAST, _CERTIFIED_LEAST = 4.0, 2.0  # without which there is no promise
 _FEWEST = 3  # documents of a shape that certify
+_LATE = 1.2  # times what is left: what takes longer is not begun
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,10 @@ class Asked:
 
 def fits(asked: Asked, tell: Progress) -> list[Fit]:
     """A fit for each target: they share dense answers, what candidates cost, and every plan that was run."""
-    scale, first, notes = answers(asked, tell)
+    try:
+        scale, first, notes = answers(asked, tell)
+    except _TooShortError as error:
+        return [_nothing(asked, target, str(error)) for target in asked.targets]
     fitted, checked = _split(scale, first)
     end = math.inf if asked.seconds is None else asked.start + asked.seconds
     found = {}
@@ -81,6 +85,31 @@ def fits(asked: Asked, tell: Progress) -> list[Fit]:
     return [found[target] for target in asked.targets]
 
 
+class _TooShortError(Exception):
+    """There is no time for a fit."""
+
+
+def _nothing(asked: Asked, target: float, why: str) -> Fit:
+    """All dense, as nothing was tried."""
+    return Fit(
+        choices=dict.fromkeys(asked.host.names, DENSE),
+        measure=Fidelity(asked.host, asked.measure, []).name,
+        fidelity=target,
+        calibrated=1.0,
+        held_out=1.0,
+        confidence=asked.confidence,
+        share=asked.share,
+        certified=True,
+        windows=asked.host.windows(),
+        table=[],
+        attention_seconds=(0.0, 0.0),
+        lengths=[],
+        seed=asked.seed,
+        notes=[why],
+        environment=environment(),
+    )
+
+
 def answers(asked: Asked, tell: Progress) -> tuple[Fidelity, int | None, list[str]]:
     """Run every batch densely, once; the largest first, as it tells how long everything will take.
 
@@ -89,6 +118,8 @@ def answers(asked: Asked, tell: Progress) -> tuple[Fidelity, int | None, list[st
     """
     host, mine, others = asked.host, asked.batches, asked.held_out
     everyone = [*mine, *(others or ())]
+    if asked.seconds is not None and time.monotonic() - asked.start >= asked.seconds:
+        raise _TooShortError("The time budget was over before anything could be tried: all attention stays dense.")
     largest = max(range(len(everyone)), key=lambda index: size_of(everyone[index]))
     scale = Fidelity(host, asked.measure, everyone)
     scale.remember(largest)
@@ -99,12 +130,19 @@ def answers(asked: Asked, tell: Progress) -> tuple[Fidelity, int | None, list[st
     else:
         expected = rate * (_SEARCHED * sum(map(size_of, mine)) + _CERTIFIED * sum(map(size_of, others)))
     so_far = time.monotonic() - asked.start
+    left = math.inf if asked.seconds is None else asked.seconds - so_far
     expected = so_far + expected * (1 + (len(asked.targets) - 1) / 2)
     tell(ESTIMATE, 0, math.ceil(expected if asked.seconds is None else min(expected, asked.seconds)))
     notes = []
     if asked.seconds is not None and others is not None:
-        kept = affordable(mine, others, rate, asked.seconds - so_far)
+        kept = affordable(mine, others, rate, left)
         count = sum(map(len, kept))
+        if least_time(*kept, rate) > _LATE * left:
+            needed = math.ceil(so_far + least_time(*kept, rate))
+            raise _TooShortError(
+                f"The time budget is too short: a fit takes {needed} s at least, as fast as this machine is now. All "
+                "attention stays dense."
+            )
         if count < len(everyone):
             notes.append(f"The time that was left is enough for {count} of {len(everyone)} batches.")
             mine, others = kept
@@ -112,9 +150,9 @@ def answers(asked: Asked, tell: Progress) -> tuple[Fidelity, int | None, list[st
             scale = Fidelity(host, asked.measure, [*mine, *others])
             index = next(i for i, batch in enumerate(scale.batches) if batch is everyone[largest])
             scale.adopt(index, known, largest)
-    left = [index for index in range(len(scale.batches)) if index not in scale.seconds]
+    others_left = [index for index in range(len(scale.batches)) if index not in scale.seconds]
     tell("dense answers", 1, len(scale.batches))
-    for done, index in enumerate(sorted(left, key=lambda each: -size_of(scale.batches[each])), start=2):
+    for done, index in enumerate(sorted(others_left, key=lambda each: -size_of(scale.batches[each])), start=2):
         scale.remember(index)
         tell("dense answers", done, len(scale.batches))
     scale.expect_worth()
@@ -137,17 +175,18 @@ def affordable(mine: list[Any], others: list[Any], rate: float, seconds: float) 
         >>> [len(part) for part in affordable(documents[:2], documents[2:], 0.01, 11.0)]
         [1, 3]
     """
-
-    def needed() -> float:
-        return rate * (_SEARCHED_LEAST * sum(map(size_of, mine)) + _CERTIFIED_LEAST * sum(map(size_of, others)))
-
     most = max(len(some) for some in (*_shapes(mine), *_shapes(others)))
     for count in range(most, 0, -1):
-        if needed() > seconds:
+        if least_time(mine, others, rate) > seconds:
             mine = [batch for some in _shapes(mine) for batch in some[:count]]
-        if needed() > seconds:
+        if least_time(mine, others, rate) > seconds:
             others = [batch for some in _shapes(others) for batch in some[: max(count, _FEWEST)]]
     return mine, others
+
+
+def least_time(mine: list[Any], others: list[Any], rate: float) -> float:
+    """Seconds without which there is no promise."""
+    return rate * (_SEARCHED_LEAST * sum(map(size_of, mine)) + _CERTIFIED_LEAST * sum(map(size_of, others)))
 
 
 def _shapes(batches: list[Any]) -> list[list[Any]]:
@@ -189,7 +228,7 @@ def _fit(task: Task, remembered: Remembered, profiled: Profiled, asked: Asked, n
 def _remarks(choices: Choices, searched: Searched, profiled: Profiled) -> list[str]:
     """What the choices themselves give rise to."""
     if set(choices.values()) == {DENSE}:
-        if len(searched.plans) > 1:  # something was faster, and could not be found or promised in time
+        if len(searched.plans) > 1 or profiled.cut_short:  # something was faster, or might have been
             return ["Dense attention is kept everywhere."]
         return [f"Nothing pays at {', '.join(map(str, profiled.lengths))} tokens: dense attention is kept everywhere."]
     if any("@" in spec for spec in choices.values()):
