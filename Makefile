@@ -31,7 +31,7 @@ chromium:  ## a browser for the tests of the report
 		echo "chromium could not be installed: the report is tested without a browser"
 
 # The main job: fit MiniLM at a fidelity of 0.99 on Python's documentation, and write report.html.
-demo: setup  ## fit MiniLM at a fidelity of 0.99 and write report.html (3 minutes)
+demo: setup  ## fit MiniLM at a fidelity of 0.99 and write report.html (2 minutes)
 	$(BIN)/coterie fit demo --fidelity 0.99 --lengths 512,2048,4096 --extend-positions --sequences 6 \
 		--out report.html --save coterie.json
 
