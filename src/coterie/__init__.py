@@ -9,7 +9,7 @@ from coterie._version import __version__
 from coterie.backend import backends
 from coterie.checking import Broken, Checked, check_mechanism
 from coterie.engine import Attended, grouped_attention
-from coterie.fitting import Fit, fit
+from coterie.fitting import Fit, fit, trade_off
 from coterie.functional import attention, attention_varlen
 from coterie.mechanisms import (
     AtLeast,
@@ -75,4 +75,5 @@ __all__ = [
     "observing",
     "register",
     "replacing",
+    "trade_off",
 ]

@@ -110,7 +110,9 @@ def attention(
     }
     call = Call.of(q, k, v, **settings)
     if not torch.compiler.is_compiling() and (observer := observe.current()) is not None:
-        observer(observe.Seen(call, mechanism, {**settings, "dense_below": dense_below}, observe.name()))
+        known = observer(observe.Seen(call, mechanism, {**settings, "dense_below": dense_below}, observe.name()))
+        if isinstance(known, Tensor) and not return_lse:
+            return known
     if plan is None:
         attended = execute(call, plan_call(at_least(dense_below, as_mechanism(mechanism)), call))
     else:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 Progress = Callable[[str, int, int], None]
+ESTIMATE = "about how many seconds"  # told once, as a total: how long everything will take
 _BETWEEN = 0.2  # seconds between two drawings in a notebook
 _LINES = 10.0  # seconds between two lines where nothing can be drawn again
 
@@ -84,6 +85,9 @@ def lines(write: Callable[[str], None], between: float = _LINES) -> Progress:
 
     def tell(what: str, done: int, total: int) -> None:
         nonlocal last
+        if what == ESTIMATE:
+            write(estimate(total))
+            return
         now = time.monotonic()
         steps.tell(what, done, total, now)
         if now - last >= between:
@@ -91,6 +95,15 @@ def lines(write: Callable[[str], None], between: float = _LINES) -> Progress:
             last = now
 
     return tell
+
+
+def estimate(seconds: int) -> str:
+    """How long everything will take, in words.
+
+    >>> estimate(40), estimate(130)
+    ('about 40 s in all', 'about 2 min in all')
+    """
+    return f"about {seconds} s in all" if seconds < 100 else f"about {round(seconds / 60)} min in all"
 
 
 @contextmanager
@@ -104,6 +117,9 @@ def _rich_bars(console: Console) -> Iterator[Progress]:
         tasks: dict[str, Any] = {}
 
         def tell(what: str, done: int, total: int) -> None:
+            if what == ESTIMATE:
+                console.print(estimate(total))
+                return
             if what not in tasks:
                 tasks[what] = drawn.add_task(what, total=total)
             drawn.update(tasks[what], completed=done, total=total)
@@ -154,21 +170,24 @@ class Drawn:
     def line(self, what: str) -> str:
         """How far something is, in words."""
         step = self.steps[what]
+        if what == ESTIMATE:
+            return estimate(step.total)
         return f"{what} {step.done:,}/{step.total:,}, {step.seconds:.0f} s"
 
-    def _lines(self) -> dict[str, Step]:
-        return {self.line(what): step for what, step in self.steps.items()}
-
     def __repr__(self) -> str:
-        return "\n".join(self._lines())
+        return "\n".join(map(self.line, self.steps))
 
     def _repr_html_(self) -> str:
         return output(
             *(
-                f'<div><progress value="{step.done}" max="{step.total}"></progress> {as_html(line)}</div>'
-                for line, step in self._lines().items()
+                f"<div>{_bar(step) if what != ESTIMATE else ''}{as_html(self.line(what))}</div>"
+                for what, step in self.steps.items()
             )
         )
+
+
+def _bar(step: Step) -> str:
+    return f'<progress value="{step.done}" max="{step.total}"></progress> '
 
 
 @contextmanager

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from coterie import observe
 from coterie.checks import expect, expect_int, expect_type
@@ -147,13 +146,13 @@ class RoundsSchedule:
         self._hooks.append(module.register_forward_pre_hook(enter))
         self._hooks.append(module.register_forward_hook(leave, always_call=True))
 
-    def _observer(self, name: str, module: nn.Module, other: observe.Observer | None) -> Callable[..., None]:
-        def look(seen: Seen) -> None:
-            if other is not None:
-                other(seen)
+    def _observer(self, name: str, module: nn.Module, other: observe.Observer | None) -> observe.Observer:
+        def look(seen: Seen) -> Tensor | None:
+            known = None if other is None else other(seen)
             if name in self._due:
                 self._due.discard(name)
                 self._found[name] = self._estimate(name, _smyrf(module), seen)
+            return known
 
         return look
 

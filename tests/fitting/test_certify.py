@@ -32,12 +32,17 @@ class Documents:  # what certify asks of Remembered
     def __init__(self, by_length, lowest=-1.0):
         self.by_length, self.scale, self.tested = by_length, SimpleNamespace(lowest=lowest), []
 
+    fitted, checked = (), ()
+
     def on_checked(self, plan):
         self.tested.append(int(plan["m"]))
-        return {length: plans[int(plan["m"])] for length, plans in self.by_length.items()}
+        yield from ((length, plans[int(plan["m"])]) for length, plans in self.by_length.items())
 
     def on_fitted(self, plan):
         return dict.fromkeys(self.by_length, 0.5)
+
+    def seconds(self, indices):
+        return 0.0
 
     def documents(self):
         return {length: len(next(iter(plans.values()))) for length, plans in self.by_length.items()}
@@ -49,7 +54,7 @@ def certify(task: Task, some: Any, found: Searched) -> certifying.Certified:
 
 def task(confidence=0.95, share=None, budget=None, start=0.0):
     host: Any = None
-    return Task(host, [], [], TARGET, confidence, share, [], budget, start, lambda *_: None)
+    return Task(host, [], [], TARGET, confidence, share, [], budget, start, start + (budget or 0), lambda *_: None)
 
 
 # --- the sequence -----------------------------------------------------------------------------------------------------
@@ -132,11 +137,40 @@ def test_no_number_is_no_promise():
     assert found.plan == {"m": "10"}
 
 
-def test_out_of_time_the_first_plan_is_still_tested():
+def test_without_time_for_a_test_the_choice_of_the_search_is_returned_and_nothing_promised():
     some = Documents({64: dict.fromkeys(ALL, SURE)})
     found = certify(task(budget=0.0, start=time.monotonic() - 1), some, searched({2: 0.99, 1: 0.98}, 2, 13))
-    assert some.tested == [10]
-    assert found.plan == {"m": "10"}
+    assert some.tested == []
+    assert (found.plan, found.sure, found.judged, found.calibrated) == ({"m": "2"}, False, {}, 0.99)
+    assert found.notes == ["The time budget was over before a plan could be certified. Nothing is promised."]
+
+
+def test_whoever_is_interrupted_keeps_what_was_certified():
+    class Impatient(Documents):
+        def on_checked(self, plan):
+            if len(self.tested) == patience:
+                raise KeyboardInterrupt
+            return super().on_checked(plan)
+
+    for patience, plan, sure in ((0, "2", False), (2, "8", True)):
+        some = Impatient({64: dict.fromkeys(ALL, SURE)})
+        found = certify(task(), some, searched({2: 0.99, 1: 0.98}, 2, 13))
+        assert (found.plan, found.sure) == ({"m": plan}, sure)
+        assert found.notes[0].startswith("Interrupted")
+
+
+def test_a_plan_that_fails_at_one_length_is_not_run_at_others():
+    bad = dict.fromkeys(ALL, [0.5, 0.6])
+    seen = []
+
+    class Watched(Documents):
+        def on_checked(self, plan):
+            for length, scores in super().on_checked(plan):
+                seen.append(length)
+                yield length, scores
+
+    certify(task(), Watched({64: bad, 32: dict.fromkeys(ALL, SURE)}), searched({2: 0.99, 1: 0.98}, 2))
+    assert seen == [64]
 
 
 def test_a_test_that_would_break_the_budget_is_not_begun(monkeypatch):

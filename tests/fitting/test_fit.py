@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import coterie
 from coterie.fitting.candidates import positions_matter
 from coterie.fitting.measures import Fidelity
+from coterie.fitting.dense import dense
 from coterie.fitting.profile import Profile, Shape, Tried
 from coterie.fitting.search import cheapest, path
 from coterie.fitting.tables import choices_table
@@ -141,7 +142,7 @@ def test_saving_and_loading_gives_the_same(tmp_path):
         (lambda: coterie.fit(encoder(), [], held_out=batches(1)), "batches, held_out: expected at least one of each"),
         (
             lambda: coterie.fit(encoder(), batches(), measure="speed"),
-            "measure: expected 'hidden', 'loss' or a callable",
+            "measure: expected 'outputs', 'loss' or a callable",
         ),
         (lambda: coterie.fit(encoder(), batches(), measure="loss"), "as the model predicts no next token"),
         (lambda: coterie.fit(encoder(), batches(), candidates=["nearest"]), "mechanism: expected one of"),
@@ -201,9 +202,13 @@ def test_fits_a_language_model_by_its_loss_and_stores_the_choice(tmp_path):
 
 
 def test_a_candidate_that_pays_only_for_long_inputs_is_dense_below():
-    short, long = (Shape(i, (1, 2, n, 8), (1, 2, n, 8), False) for i, n in enumerate((100, 900)))
+    short, long = (Shape((1, 2, n, 8), (1, 2, n, 8), False) for n in (100, 900))
     profile = Profile(
-        errors={("a", "local"): {short: [9.0], long: [0.02, 0.04]}, ("a", "smyrf"): {short: [1.0]}},
+        errors={
+            ("a", "local"): {short: [9.0], long: [0.02, 0.04]},
+            ("a", "smyrf"): {short: [1.0], long: [1.0]},
+            ("a", "strided"): {long: [0.5]},
+        },
         times={
             (short, "dense"): [1.0],
             (long, "dense"): [10.0],
@@ -211,18 +216,23 @@ def test_a_candidate_that_pays_only_for_long_inputs_is_dense_below():
             (long, "local"): [5.0],
             (short, "smyrf"): [3.0],
             (long, "smyrf"): [20.0, 21.0, 22.0],
+            (long, "strided"): [4.0],
         },
         shapes={"a": [short, long]},
         refused={("a", "topk"): "why"},
-        slow={(long, "smyrf")},
+        beaten={("a", "full"): "slower than dense on 2 of 12 heads"},
     )
-    dense, local, slow, odd = profile.table([coterie.Local(), coterie.Smyrf(), coterie.TopK()])
+    tried = [coterie.Local(), coterie.Smyrf(), coterie.TopK(), coterie.Strided(), coterie.Full(), coterie.Fixed()]
+    dense, local, slow, odd, long_alone, beaten, untried = profile.table(tried)
     assert (dense.error, dense.seconds) == (0.0, 11.0)
     assert (local.mechanism, local.seconds) == ("local@900", 6.0)
     assert local.error == pytest.approx((0.03 / 2) ** 0.5)
-    assert (slow.mechanism, slow.seconds, slow.note) == ("smyrf", 24.0, "slower than dense")
+    assert (slow.mechanism, slow.seconds, slow.note) == ("smyrf", 23.0, "slower than dense")
     assert odd.note == "why"
     assert math.isnan(odd.seconds)
+    assert (long_alone.mechanism, long_alone.seconds) == ("strided@900", 5.0)  # the time was up before the short ones
+    assert beaten.note == "slower than dense on 2 of 12 heads"
+    assert untried.note == "not tried: the time was up"
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
@@ -259,7 +269,7 @@ def test_scores_of_any_sign(dense, found, fidelity):
     for index in range(len(dense)):
         scale.remember(index)
     scale.expect_worth()
-    (scores,) = scale.by_length(list(range(len(dense)))).values()
+    scores = [scale.score(index) for index in range(len(dense))]
     assert statistics.fmean(scores) == pytest.approx(fidelity, nan_ok=True)
 
 
@@ -330,7 +340,7 @@ def test_a_budget_names_the_lengths_that_were_tried():
 
 
 def test_a_candidate_that_starts_somewhere_starts_no_earlier():
-    short, long = (Shape(i, (1, 2, n, 8), (1, 2, n, 8), False) for i, n in enumerate((100, 900)))
+    short, long = (Shape((1, 2, n, 8), (1, 2, n, 8), False) for n in (100, 900))
     for own, label in ((50, "local@900"), (1000, "local@1000")):
         name = f"local@{own}"
         profile = Profile(
@@ -405,11 +415,14 @@ def test_names_that_speak_of_positions(name, means):
 
 
 def test_a_plan_that_slows_the_model_down_is_not_taken(monkeypatch):
-    def seconds(task, ways, repeats):
+    def seconds(task, first, scale, ways):
         return {(name, 700): {"dense": 1.0, "fitted": 1.25}[name] for name in ways}
 
+    def slow(seen):  # attention alone would gain much
+        return dense(seen)._replace(seconds=1e3)
+
     monkeypatch.setattr("coterie.fitting.speed._best", seconds)
-    monkeypatch.setattr("coterie.fitting.profile._dense_seconds", lambda seen: 1e3)  # attention alone would gain much
+    monkeypatch.setattr("coterie.fitting.profile.dense", slow)
     found = coterie.fit(encoder(1), batches(4, 700), 0.1, candidates=["local:window=9"])
     assert found.all_dense
     assert found.certified

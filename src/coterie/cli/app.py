@@ -41,8 +41,8 @@ from coterie.cli.own import Import, import_files, parse_candidates, unknown_name
 from coterie.cli.sentences import run_command
 from coterie.cli.stored import read_fit
 from coterie.files import expect_writable, shown
-from coterie.fitting.fit import Fit, environment, fit
-from coterie.fitting.tables import choices_table, lengths_table
+from coterie.fitting.fit import Fit, environment, trade_off
+from coterie.fitting.tables import choices_table, lengths_table, trade_off_table
 from coterie.timing import interleaved
 
 app = typer.Typer(
@@ -81,7 +81,9 @@ def options(
 def fit_command(
     model: Model,
     text: Text = None,
-    fidelity: Annotated[float, typer.Option(help="In (0, 1].")] = 0.99,
+    fidelity: Annotated[
+        str, typer.Option(help="In (0, 1]; several, separated by commas, share their work and are compared.")
+    ] = "0.99",
     lengths: Annotated[str, typer.Option(help="Tokens in a sequence, separated by commas.")] = "512",
     confidence: Annotated[float, typer.Option(help="Of the promise, in [0.5, 1).")] = 0.95,
     share: Annotated[
@@ -111,8 +113,7 @@ def fit_command(
     start = time.monotonic()
     import_files(imported)
     mechanisms_to_try = parse_candidates(candidates)
-    if not 0 < fidelity <= 1:
-        raise UserError(f"--fidelity must be in (0, 1], not {fidelity}.")
+    fidelities = inputs.parse_shares("--fidelity", fidelity)
     if not 0.5 <= confidence < 1:
         raise UserError(f"--confidence must be in [0.5, 1), not {confidence}.")
     if share is not None and not 0 < share < 1:
@@ -125,12 +126,12 @@ def fit_command(
     source = inputs.read_text(text) if text else inputs.documentation()
     with spinner(f"loading {model}"):
         loaded = inputs.load_model(model, max(wanted) if extend_positions else None, trust=trust_remote_code)
-        fitted, held_out = inputs.cut(loaded, source, wanted, sequences, batch)
+        fitted, held_out = inputs.cut(loaded, source, wanted, sequences, batch, seed)
     with bars() as tell:
-        found = fit(
+        found = trade_off(
             loaded.model,
             fitted,
-            fidelity,
+            fidelities,
             confidence=confidence,
             share=share,
             measure=measure,
@@ -142,21 +143,33 @@ def fit_command(
         )
     # What was found is told first, and stored before anything is drawn: a disk may be full by now, a user impatient.
     if as_json:
-        print_json(found.to_dict())
+        print_json(found[0].to_dict() if len(found) == 1 else [each.to_dict() for each in found])
     else:
-        _show(found, loaded.name)
-    if save is not None:
-        found.save(save)
+        for each in found:
+            _show(each, loaded.name)
+        if len(found) > 1:
+            print_table("what fidelity costs", *trade_off_table(found))
+    saved = _save(save, found)
     if out_file is not None:
         from coterie.report import Pictures, write
 
         with bars() as tell:
-            pictures = Pictures.of(loaded.model, found, held_out[-1], tell)
-        write(out_file, found, pictures, model=loaded.name, command=shlex.join(["coterie", *sys.argv[1:]]))
-    for path in filter(None, (save, out_file)) if not as_json else ():
+            pictures = Pictures.of(loaded.model, found[0], held_out[-1], tell)
+        write(out_file, found[0], pictures, model=loaded.name, command=shlex.join(["coterie", *sys.argv[1:]]))
+    for path in [*saved, *filter(None, [out_file])] if not as_json else ():
         wrote(path)
-    if not found.holds:
+    if not all(each.holds for each in found):
         raise typer.Exit(3)  # 2 is a wrong option
+
+
+def _save(path: Path | None, found: list[Fit]) -> list[Path]:
+    """Each fit in a file of its own: coterie.json, or coterie-0.95.json, coterie-0.99.json."""
+    if path is None:
+        return []
+    paths = [path if len(found) == 1 else path.with_stem(f"{path.stem}-{each.fidelity:g}") for each in found]
+    for there, each in zip(paths, found, strict=True):
+        each.save(there)
+    return paths
 
 
 def _left(seconds: float, start: float, *, report: bool) -> float:
@@ -167,10 +180,9 @@ def _left(seconds: float, start: float, *, report: bool) -> float:
 def _show(found: Fit, model: str) -> None:
     print_table(f"{model}: attention that keeps {found.measure} ≥ {found.fidelity}", *choices_table(found))
     print_table("held-out text", *lengths_table(found))
-    attention, whole = found.speedups
     color = "green" if found.certified else "yellow" if found.holds else "red"
     out.print(f"[{color}]{found.promise}[/]", highlight=False)
-    out.print(f"attention alone {attention:.2f}× as fast, the whole model {whole:.2f}×")
+    out.print(found.speed, highlight=False)
     for note in found.notes:
         out.print(shown(note), markup=False)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pydoc_data.topics
+import random
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +60,7 @@ def load_model(name: str, positions: int | None = None, *, trust: bool = False, 
         causal = {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values(), own} & set(config.architectures or ())
         speaks = "gguf_file" in settings or (bool(causal) and not config.is_encoder_decoder)
         kind = AutoModelForCausalLM if speaks else AutoModel
-        model = kind.from_pretrained(source, dtype=torch.float32, **settings).eval()
+        model = kind.from_pretrained(source, config=config, dtype=torch.float32, **settings).eval()
         tokenizer = AutoTokenizer.from_pretrained(source, **settings)
     if replaceable:
         from coterie.hf.takeover import check_reach
@@ -152,34 +154,54 @@ def documentation() -> str:
     return "\n\n".join(dict.fromkeys(part for part in parts if part.strip()))
 
 
-def cut(loaded: Loaded, text: str, lengths: list[int], count: int, together: int = 1) -> tuple[list[Any], list[Any]]:
-    """Batches of `together` sequences, `count` sequences of each length: a third to search on, the others held out."""
+def cut(
+    loaded: Loaded, text: str, lengths: list[int], count: int, together: int = 1, seed: int | None = None
+) -> tuple[list[Any], list[Any]]:
+    """Batches of `together` sequences, `count` of each length: a third to search on, the others held out.
+
+    Args:
+        seed: of random places in the whole text that do not overlap, so that what holds for them on average is true of
+            the text; None takes one after the other from its beginning.
+    """
     for length in lengths:
         check_length(loaded, length)
     before, after = _special(loaded.tokenizer)
     special = len(before) + len(after)
     ids = encode(loaded, text)
-    needed = sum((length - special) * count for length in lengths)
+    sizes = [length - special for length in lengths for _ in range(count)]
     if min(lengths) <= special:
         raise UserError(f"--lengths must be more than the {special} special tokens of {loaded.name}.")
-    if len(ids) < needed:
+    if len(ids) < sum(sizes):
         raise UserError(
-            f"the text has {len(ids):,} tokens, and {count} sequences of each length need {needed:,}: "
+            f"the text has {len(ids):,} tokens, and {count} sequences of each length need {sum(sizes):,}: "
             "give more text, or ask for shorter --lengths or fewer --sequences."
         )
+    starts = [0, *accumulate(sizes)][:-1] if seed is None else places(sizes, len(ids), random.Random(seed))
+    pieces = [torch.tensor([*before, *ids[at : at + n], *after]) for at, n in zip(starts, sizes, strict=True)]
     fitted: list[Any] = []
     held_out: list[Any] = []
-    at = 0
-    for length in lengths:
-        pieces = []
-        for _ in range(count):
-            pieces.append(torch.tensor([*before, *ids[at : at + length - special], *after]))
-            at += length - special
-        first = to_search(count)
-        for part, batches in ((pieces[:first], fitted), (pieces[first:], held_out)):
+    first = to_search(count)
+    for at in range(0, len(pieces), count):
+        for part, batches in ((pieces[at : at + first], fitted), (pieces[at + first : at + count], held_out)):
             for stacked in torch.stack(part).split(together):
                 batches.append({"input_ids": stacked, "attention_mask": torch.ones_like(stacked)})
     return fitted, held_out
+
+
+def places(sizes: list[int], total: int, draw: random.Random) -> list[int]:
+    """Where pieces of these sizes begin in a text, in a random order with random gaps, so that none overlap.
+
+    >>> import random
+    >>> places([3, 3, 2], 20, random.Random(0))
+    [13, 4, 10]
+    """
+    order = draw.sample(range(len(sizes)), len(sizes))
+    gaps = sorted(draw.randint(0, total - sum(sizes)) for _ in sizes)
+    found, used = dict.fromkeys(order, 0), 0
+    for gap, index in zip(gaps, order, strict=True):
+        found[index] = gap + used
+        used += sizes[index]
+    return [found[index] for index in range(len(sizes))]
 
 
 def parse_numbers(option: str, text: str, least: int = 1) -> list[int]:
@@ -195,6 +217,22 @@ def parse_numbers(option: str, text: str, least: int = 1) -> list[int]:
     if min(found) < least:
         raise UserError(f"{option} must be at least {least}, not {text!r}.")
     return sorted(set(found))
+
+
+def parse_shares(option: str, text: str) -> list[float]:
+    """What an option says that takes several numbers in (0, 1]: in their order, each once.
+
+    >>> parse_shares("--fidelity", "0.95, 0.99")
+    [0.95, 0.99]
+    """
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise UserError(f"{option} must be a number, or several separated by commas, not {text!r}.") from error
+    for each in found:
+        if not 0 < each <= 1:
+            raise UserError(f"{option} must be in (0, 1], not {each:g}.")
+    return list(dict.fromkeys(found))
 
 
 def check_length(loaded: Loaded, length: int) -> None:

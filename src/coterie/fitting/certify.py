@@ -20,7 +20,7 @@ from coterie.fitting.task import Task
 # How much of the loss that is allowed the plans of the sequence had on the documents of the search.
 _LOSSES = (0.2, 0.4, 0.6, 0.8, 1.0)
 _FEW = 3  # plans that losses must tell apart
-_CERTIFY = 0.85  # of a budget is over when plans have been tested: whole passes are to be timed yet
+_CERTIFY = 0.9  # of a budget is over when plans have been tested: whole passes are to be timed yet
 
 
 class Judged(NamedTuple):
@@ -51,13 +51,18 @@ class Judged(NamedTuple):
         """NaN certifies nothing."""
         return self.bound.value >= self.wanted
 
+    @property
+    def held(self) -> bool:
+        """Whether a plan may be taken: it is certified, or it did well on documents that cannot certify."""
+        return self.seen >= self.wanted if self.few else self.certified
+
 
 class Certified(NamedTuple):
     """The plan that is promised, if `sure`; or the one that held on average, on documents too few to be sure of it."""
 
     plan: Choices
     judged: dict[int, Judged]  # by length
-    calibrated: float  # on the documents of the search, the worst of all lengths
+    calibrated: float  # on the documents of the search, the worst of all lengths; NaN if there was no time for it
     sure: bool
     notes: list[str]
 
@@ -67,23 +72,38 @@ def certify(task: Task, remembered: Remembered, searched: Searched) -> Certified
     plans, chosen = searched.plans, len(searched.plans) - 1
     judged, failed, sure = _exact(task, remembered), None, True
     sequence = sequence_of(searched, task.target)
-    start = taken = 0.0
+    ahead = remembered.seconds(remembered.checked)  # that dense attention took: a plan that is any good takes less
+    notes = []
     for number, index in enumerate(sequence):
-        if number and task.out_of_time(_CERTIFY, taken):
+        if task.out_of_time(_CERTIFY if number else 1.0, ahead):
+            if not number:
+                return _untested(searched, "The time budget was over before a plan could be certified.")
             break  # whoever stops early has promised less, and nothing false
         task.tell("certify", number, len(sequence))
         start = time.monotonic()
-        found = _judge(task, remembered, plans[index])
-        taken = time.monotonic() - start
-        few = any(each.few for each in found.values())
-        if not all(each.seen >= each.wanted if few else each.certified for each in found.values()):
+        try:
+            found = _judge(task, remembered, plans[index])
+        except KeyboardInterrupt:
+            if not number:
+                return _untested(searched, "Interrupted before a plan was certified.")
+            notes.append("Interrupted: a cheaper plan may hold, too.")
+            break
+        ahead = time.monotonic() - start
+        if not all(each.held for each in found.values()):
             failed = found
             break
-        chosen, judged, sure = index, found, not few
+        chosen, judged, sure = index, found, not any(each.few for each in found.values())
     task.tell("certify", 1, 1)
-    known = searched.scores.get(chosen)
-    calibrated = least(remembered.on_fitted(plans[chosen])) if known is None else known
-    return Certified(plans[chosen], judged, calibrated, sure, _notes(task, judged, failed, sure))
+    calibrated = searched.scores.get(chosen, math.nan)
+    if chosen not in searched.scores and not task.out_of_time(ahead=remembered.seconds(remembered.fitted)):
+        calibrated = least(remembered.on_fitted(plans[chosen]))
+    return Certified(plans[chosen], judged, calibrated, sure, [*notes, *_notes(task, judged, failed, sure)])
+
+
+def _untested(searched: Searched, why: str) -> Certified:
+    """What the search chose, of which no more is known."""
+    plan = searched.plans[searched.chosen]
+    return Certified(plan, {}, searched.scores[searched.chosen], False, [f"{why} Nothing is promised."])
 
 
 def all_dense(task: Task, remembered: Remembered, notes: list[str]) -> Certified:
@@ -149,10 +169,13 @@ def judge(scores: list[float], target: float, confidence: float, share: float | 
 
 
 def _judge(task: Task, remembered: Remembered, plan: Choices) -> dict[int, Judged]:
-    return {
-        length: judge(scores, task.target, task.confidence, task.share, remembered.scale.lowest)
-        for length, scores in remembered.on_checked(plan).items()
-    }
+    """Every length in turn, up to the first that does not hold: a plan must hold at all of them."""
+    found: dict[int, Judged] = {}
+    for length, scores in remembered.on_checked(plan):
+        found[length] = judge(scores, task.target, task.confidence, task.share, remembered.scale.lowest)
+        if not found[length].held:
+            break
+    return dict(sorted(found.items()))
 
 
 def _exact(task: Task, remembered: Remembered) -> dict[int, Judged]:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from coterie.checks import expect
+from coterie.fitting.lengths import Lengths
 from coterie.fitting.task import Task
-from coterie.hosts import DENSE, HfHost, Host, without_labels
+from coterie.hosts import HfHost, Host, without_labels
 
 Measure = str | Callable[[Any, Any], float]
 _SLICE = 512  # tokens whose logits are there at the same time
@@ -23,34 +25,33 @@ _SLICE = 512  # tokens whose logits are there at the same time
 class Fidelity:
     """Compare a host with what it was when dense.
 
-    "hidden": the mean cosine of the final hidden states of real tokens.
+    "hidden": the mean cosine of the final hidden states of real tokens; "outputs": that of whatever a model gives that
+    is not Hugging Face's.
     "loss": the dense model's loss of the next token over the clustered one's.
     A callable (model, batch) → score, the higher the better: 1 − (dense − clustered) / |dense|, where |dense| is the
     mean over all batches of that length, as a single one may score 0.
     """
 
     def __init__(self, host: Host, measure: Measure | None, batches: list[Any]) -> None:
-        self.host, self.batches = host, batches
-        self.measure: Measure = measure if measure is not None else ("loss" if _speaks(host) else "hidden")
-        expect(
-            callable(self.measure) or self.measure in ("hidden", "loss"),
-            "measure",
-            "'hidden', 'loss' or a callable",
-            measure,
-        )
-        expect(
-            self.measure != "loss" or _speaks(host),
-            "measure",
-            "'hidden' or a callable, as the model predicts no next token",
-            "'loss'",
-        )
+        self.host, self.batches, self.lengths = host, batches, Lengths(host)
+        states = "hidden" if isinstance(host, HfHost) else "outputs"
+        self.measure: Measure = measure if measure is not None else ("loss" if _speaks(host) else states)
+        known = callable(self.measure) or self.measure in (states, "hidden", "loss")
+        expect(known, "measure", f"'{states}', 'loss' or a callable", measure)
+        unspoken = f"'{states}' or a callable, as the model predicts no next token"
+        expect(self.measure != "loss" or _speaks(host), "measure", unspoken, "'loss'")
+        if self.measure == "hidden":
+            self.measure = states
         self._decodes = isinstance(host, HfHost) and bool(host.model.config.is_encoder_decoder)
-        self._dense: list[Any] = []
+        self._dense: dict[int, Any] = {}
+        self.seconds: dict[int, float] = {}  # of the dense answers
 
     @property
     def lowest(self) -> float | None:
         """The lowest score that there can be: of a cosine, of a ratio of losses; nobody knows of a user's own."""
-        return {"hidden": -1.0, "loss": 0.0}[self.measure] if isinstance(self.measure, str) else None
+        if callable(self.measure):
+            return None
+        return 0.0 if self.measure == "loss" else -1.0
 
     @property
     def name(self) -> str:
@@ -58,85 +59,103 @@ class Fidelity:
         return self.measure if isinstance(self.measure, str) else getattr(self.measure, "__name__", "score")
 
     def remember(self, index: int) -> None:
-        """The dense answer to a batch; to be called while the host is dense, in order."""
-        assert index == len(self._dense)
-        self._dense.append(self._answer(self.batches[index]))
+        """The dense answer to a batch."""
+        batch, start = self.batches[index], time.perf_counter()
+        self._dense[index] = self.lengths.answer(batch, lambda: self._answer(batch), untouched=callable(self.measure))
+        self.seconds[index] = time.perf_counter() - start
+
+    def adopt(self, index: int, other: Fidelity, known: int) -> None:
+        """The dense answer to a batch that another has."""
+        self.lengths = other.lengths
+        self._dense[index], self.seconds[index] = other._dense[known], other.seconds[known]
+
+    def length(self, index: int) -> int:
+        """The tokens of a batch that was answered."""
+        return self.lengths.of(self.batches[index])
 
     def expect_worth(self) -> None:
         """Raise if the dense model scores 0 on all batches of a length: nothing could be lost there."""
-        for length in sorted({length_of(batch) for batch in self.batches} if callable(self.measure) else ()):
+        for length in sorted({self.lengths.of(batch) for batch in self.batches} if callable(self.measure) else ()):
             unit = self._unit(length)
             got = f"a mean size of {unit:g} at {length:,} tokens"
             expect(math.isfinite(unit) and unit > 0, "measure", "scores of the dense model that are not all 0", got)
 
-    def by_length(self, indices: list[int]) -> dict[int, list[float]]:
-        """The fidelity of the host as it is now on these batches, by their length."""
-        found: dict[int, list[float]] = {}
-        for index in indices:
-            score = self._compare(self._dense[index], self._answer(self.batches[index]), self.batches[index])
-            found.setdefault(length_of(self.batches[index]), []).append(score)
-        return dict(sorted(found.items()))
+    def score(self, index: int) -> float:
+        """The fidelity of the host as it is now on a batch."""
+        batch = self.batches[index]
+        return self._compare(self._dense[index], self._answer(batch), batch)
 
     @torch.no_grad()
     def _answer(self, batch: Any) -> Any:
-        if self.measure == "hidden":
-            return self.host.hidden(batch).detach()
-        if self.measure == "loss":
-            return _loss(self.host, batch)
-        assert not isinstance(self.measure, str)
-        return float(self.measure(self.host.model, batch))
+        if callable(self.measure):
+            return float(self.measure(self.host.model, batch))
+        return _loss(self.host, batch) if self.measure == "loss" else self.host.hidden(batch).detach()
 
     def _compare(self, dense: Any, found: Any, batch: Any) -> float:
-        if self.measure == "hidden":
+        if self.measure in ("hidden", "outputs"):
             cosine = F.cosine_similarity(dense.double(), found.double(), dim=-1)
             mask = real_tokens(batch, self._decodes)
             return float(cosine.mean() if mask is None or mask.shape != cosine.shape else cosine[mask].mean())
         if self.measure == "loss":
             return float(dense / found) if found else float(dense == found)
         # found / dense, and the same for scores below 0: what is lost counts against the size of what there was
-        return float(1 - (dense - found) / self._unit(length_of(batch)))
+        return float(1 - (dense - found) / self._unit(self.lengths.of(batch)))
 
     def _unit(self, length: int) -> float:
         """The mean size of the dense scores at a length; NaN if one is."""
-        pairs = zip(self.batches, self._dense, strict=True)
-        return statistics.fmean(abs(score) for batch, score in pairs if length_of(batch) == length)
+        return statistics.fmean(abs(score) for index, score in self._dense.items() if self.length(index) == length)
 
 
-class Remembered(NamedTuple):
-    """The dense model's answers to all batches: those that plans are searched on, and those that certify one."""
+@dataclass
+class Remembered:
+    """The dense model's answers to all batches: those that plans are searched on, and those that certify one; and how
+    every plan did that was run on one of them."""
 
     task: Task
     scale: Fidelity
     fitted: list[int]
     checked: list[int]
+    known: dict[tuple[tuple[tuple[str, str], ...], int], float] = field(default_factory=dict)
 
-    def on_fitted(self, plan: Mapping[str, str]) -> dict[int, float]:
-        """The fidelity of a plan on the batches of the search, by length: their mean, or what a share of them has."""
-        return {length: typical(scores, self.task.share) for length, scores in self._of(plan, self.fitted).items()}
+    def on_fitted(self, plan: Mapping[str, str], target: float = -math.inf) -> dict[int, float]:
+        """The fidelity of a plan on the batches of the search, by length: their mean, or what a share of them has.
 
-    def on_checked(self, plan: Mapping[str, str]) -> dict[int, list[float]]:
-        """On each of those that certify, by length."""
-        return self._of(plan, self.checked)
+        From the longest on, up to the first that misses the target.
+        """
+        found: dict[int, float] = {}
+        for length, indices in self._by_length(self.fitted).items():
+            found[length] = typical(self._scores(plan, indices), self.task.share)
+            if not found[length] >= target:
+                break
+        return found
+
+    def on_checked(self, plan: Mapping[str, str]) -> Iterator[tuple[int, list[float]]]:
+        """On each of those that certify, by length, from the longest on: whoever has seen enough runs no more."""
+        for length, indices in self._by_length(self.checked).items():
+            yield length, self._scores(plan, indices)
 
     def documents(self) -> dict[int, int]:
         """How many certify, by length."""
-        return dict(sorted(Counter(length_of(self.scale.batches[index]) for index in self.checked).items()))
+        return {length: len(indices) for length, indices in sorted(self._by_length(self.checked).items())}
 
-    def _of(self, plan: Mapping[str, str], indices: list[int]) -> dict[int, list[float]]:
-        self.task.host.put(self.task.whole(plan))
-        return self.scale.by_length(indices)
+    def seconds(self, indices: list[int]) -> float:
+        """What some batches took the dense model."""
+        return sum(self.scale.seconds[index] for index in indices)
 
+    def _by_length(self, indices: list[int]) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        for index in sorted(indices, key=self.scale.length, reverse=True):
+            found.setdefault(self.scale.length(index), []).append(index)
+        return found
 
-def remember(task: Task, measure: Measure | None) -> Remembered:
-    """Run every batch densely, once."""
-    fitted, total = len(task.fitted), len(task.fitted) + len(task.checked)
-    scale = Fidelity(task.host, measure, task.fitted + task.checked)
-    task.host.put_everywhere(DENSE)
-    for index in range(total):
-        scale.remember(index)
-        task.tell("dense answers", index + 1, total)
-    scale.expect_worth()
-    return Remembered(task, scale, list(range(fitted)), list(range(fitted, total)))
+    def _scores(self, plan: Mapping[str, str], indices: list[int]) -> list[float]:
+        key = tuple(sorted(self.task.whole(plan).items()))
+        if any((key, index) not in self.known for index in indices):
+            self.task.host.put(self.task.whole(plan))
+        for index in indices:
+            if (key, index) not in self.known:
+                self.known[key, index] = self.scale.score(index)
+        return [self.known[key, index] for index in indices]
 
 
 def typical(scores: list[float], share: float | None) -> float:
@@ -151,8 +170,8 @@ def typical(scores: list[float], share: float | None) -> float:
 
 
 def least(scores: Mapping[int, float]) -> float:
-    """The worst of some lengths; NaN if one is."""
-    return math.nan if any(math.isnan(score) for score in scores.values()) else min(scores.values())
+    """The worst of some lengths; NaN if one is, or if there are none."""
+    return math.nan if any(map(math.isnan, scores.values())) else min(scores.values(), default=math.nan)
 
 
 def real_tokens(batch: Any, decoder: bool = False) -> Tensor | None:
@@ -164,25 +183,6 @@ def real_tokens(batch: Any, decoder: bool = False) -> Tensor | None:
     if mask is None and isinstance(padding, Tensor):
         mask = ~padding if padding.dtype == torch.bool else padding == 0
     return mask.bool() if isinstance(mask, Tensor) and mask.ndim == 2 else None
-
-
-def length_of(batch: Any) -> int:
-    """Tokens in each sequence of a batch: the second dimension of its input, or the pixels of images (B, C, H, W).
-
-    Features of speech come as (B, bins, frames) or (B, frames, bins): frames are the more.
-    """
-    if isinstance(batch, Mapping):
-        speech = batch.get("input_features")
-        if isinstance(speech, Tensor) and speech.ndim == 3:
-            return max(speech.shape[1:])
-        named = [batch[name] for name in ("input_ids", "inputs_embeds") if isinstance(batch.get(name), Tensor)]
-        first = next(iter([*named, *batch.values()]), None)
-    else:
-        first = batch[0] if isinstance(batch, tuple) else batch
-    fits = isinstance(first, Tensor) and first.ndim >= 2
-    expect(fits, "batches", "inputs of two or more dimensions, (batch, length, …)", type(first).__name__)
-    assert isinstance(first, Tensor)
-    return int(first.shape[1]) if first.ndim < 4 else math.prod(first.shape[2:])
 
 
 def _speaks(host: Host) -> bool:

@@ -1,24 +1,29 @@
-"""One dense pass that tries every candidate in every attention module: what it costs, and what it changes."""
+"""One dense pass that tries candidates in every attention module: what each costs, and what it changes."""
 
 from __future__ import annotations
 
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from coterie.checks import expect
-from coterie.fitting.measures import length_of
+from coterie.fitting.dense import dense
+from coterie.fitting.lengths import Lengths
 from coterie.fitting.task import Task
 from coterie.hosts import DENSE
 from coterie.mechanisms import Full, Mechanism
 from coterie.mechanisms.at_least import at_least
 from coterie.observe import Seen, observing
+
+PROFILE = 0.25  # of a budget is over when candidates have been tried
+_SHARE = 6  # of the heads, one in so many, are what candidates are screened on
+_SLOWER, _FASTER, _BETTER = 1.25, 0.85, 0.95  # ratios that a screening believes in
 
 
 @dataclass(frozen=True)
@@ -28,65 +33,71 @@ class Tried:
     module: str
     mechanism: str
     error: float  # relative error of the attention's output; NaN if it was refused
-    seconds: float  # of attention on all batches, the median over modules of this shape
+    seconds: float  # of attention on all batches, the least over modules of this shape
     note: str = ""
 
 
 class Shape(NamedTuple):
     """What an attention call looked like."""
 
-    batch: int
     queries: tuple[int, ...]
     keys: tuple[int, ...]
     causal: bool
 
 
+class Screened(NamedTuple):
+    """A candidate on a few heads."""
+
+    error: float  # squared, relative
+    seconds: float
+
+
 @dataclass
 class Profile:
-    """What was seen in a module: squared errors of candidates, and their times by shape and batch."""
+    """What was seen in a module: squared errors of candidates, and their times by shape."""
 
     errors: dict[tuple[str, str], dict[Shape, list[float]]] = field(default_factory=dict)
     times: dict[tuple[Shape, str], list[float]] = field(default_factory=dict)
     shapes: dict[str, list[Shape]] = field(default_factory=dict)  # of a module, one for each call
     refused: dict[tuple[str, str], str] = field(default_factory=dict)
-    slow: set[tuple[Shape, str]] = field(default_factory=set)  # for this shape, slower than dense
+    kept: dict[str, list[Mechanism]] = field(default_factory=dict)  # what a module's screening left
+    beaten: dict[tuple[str, str], str] = field(default_factory=dict)  # what it did not, and why
 
     def table(self, candidates: list[Mechanism]) -> list[Tried]:
         """Everything that was tried; dense attention first."""
         rows = []
         for module, shapes in self.shapes.items():
-            rows.append(Tried(module, DENSE, 0.0, sum(self._seconds(shape, DENSE) for shape in shapes)))
+            rows.append(Tried(module, DENSE, 0.0, sum(self.least(shape, DENSE) for shape in shapes)))
             rows += [self._row(module, mechanism) for mechanism in candidates]
         return rows
 
     def _row(self, module: str, mechanism: Mechanism) -> Tried:
         """A candidate, dense at the lengths where it does not pay."""
         name = str(mechanism)
-        if (module, name) in self.refused:
-            return Tried(module, name, float("nan"), float("nan"), self.refused[module, name])
+        why = self.refused.get((module, name)) or self.beaten.get((module, name))
         shapes, errors = self.shapes[module], self.errors.get((module, name), {})
+        if why is not None or not errors:
+            return Tried(module, name, float("nan"), float("nan"), why or "not tried: the time was up")
         lengths = sorted({shape.keys[2] for shape in shapes})
         first = next((n for n in lengths if all(self._pays(module, name, m) for m in lengths if m >= n)), None)
-        if first is None:
-            known = [statistics.fmean(each) for each in errors.values()]
-            error = statistics.fmean(known) ** 0.5 if known else float("nan")
-            seconds = sum(self._seconds(shape, name) for shape in shapes)
-            return Tried(module, name, error, seconds, "slower than dense")
-        long = [shape for shape in shapes if shape.keys[2] >= first]
-        short = [shape for shape in shapes if shape.keys[2] < first]
-        seconds = sum(self._seconds(s, name) for s in long) + sum(self._seconds(s, DENSE) for s in short)
+        long = [shape for shape in shapes if (shape in errors if first is None else shape.keys[2] >= first)]
+        short = [shape for shape in shapes if shape not in long]
+        seconds = sum(self.least(s, name) for s in long) + sum(self.least(s, DENSE) for s in short)
         error = (sum(statistics.fmean(errors[shape]) for shape in long) / len(shapes)) ** 0.5
+        if first is None:
+            return Tried(module, name, error, seconds, "slower than dense")
         return Tried(module, str(at_least(first, mechanism)) if short else name, error, seconds)
 
-    def _seconds(self, shape: Shape, name: str) -> float:
-        return statistics.median(self.times[shape, name])
+    def least(self, shape: Shape, name: str) -> float:
+        """The seconds of a call, when the machine was least disturbed: other work only ever adds."""
+        return min(self.times[shape, name])
 
     def _pays(self, module: str, name: str, keys: int) -> bool:
         """Whether a candidate is faster than dense attention with so many keys."""
         shapes = [shape for shape in self.shapes[module] if shape.keys[2] == keys]
-        if any((shape, name) in self.slow for shape in shapes):
-            return False
-        return sum(self._seconds(s, name) for s in shapes) < sum(self._seconds(s, DENSE) for s in shapes)
+        if any(shape not in self.errors[module, name] for shape in shapes):
+            return False  # not tried there in time
+        return sum(self.least(s, name) for s in shapes) < sum(self.least(s, DENSE) for s in shapes)
 
 
 class Profiled(NamedTuple):
@@ -97,93 +108,131 @@ class Profiled(NamedTuple):
     notes: list[str]
 
 
-def profile(task: Task) -> Profiled:
-    """Try every candidate in every module, with at most half of the time budget."""
-    found = _watch(task)
-    reached = {shape.batch for shapes in found.shapes.values() for shape in shapes}
-    lengths = sorted({length_of(task.fitted[index]) for index in reached})
-    notes = []
-    if len(reached) < len(task.fitted):
-        notes.append(
-            f"Half of the time budget was used up by {len(reached)} of {len(task.fitted)} batches: candidates were "
-            f"tried at {', '.join(map(str, lengths))} tokens."
-        )
-    return Profiled(found.table(task.candidates), lengths, notes)
-
-
-@torch.no_grad()
-def _watch(task: Task) -> Profile:
-    """Run the batches densely and try the candidates on the way."""
-    found, done, total = Profile(), 0, len(task.host.names) * len(task.fitted)
+def profile(task: Task, lengths: Lengths) -> Profiled:
+    """Try every candidate in every module, with a part of the time budget."""
+    found, reached = Profile(), 0
     task.host.put_everywhere("full")
-
-    def tick() -> None:
-        nonlocal done
-        done += 1
-        task.tell("candidates", done, max(total, done))
-
-    with task.host.watching():
-        for index, batch in enumerate(task.fitted):
-            if index and task.out_of_time(0.5):
+    with task.host.watching(), torch.no_grad():
+        for batch in task.fitted:
+            if reached and task.out_of_time(PROFILE):
                 break
-
-            def observer(seen: Seen, index: int = index) -> None:
-                _try(found, task.host.name_of(seen), index, seen, task.candidates, tick)
-
-            with observing(observer):
+            with observing(Trial(task, found, len(task.fitted) - reached)):
                 task.host.run(batch)
+            reached += 1
     expect(bool(found.shapes), "batches", "inputs that reach an attention module with more than a few queries", "none")
-    return found
+    tokens = sorted({lengths.of(batch) for batch in task.fitted[:reached]})
+    notes = []
+    if reached < len(task.fitted):
+        notes.append(
+            f"The time was enough for {reached} of {len(task.fitted)} batches: candidates were tried at "
+            f"{', '.join(map(str, tokens))} tokens."
+        )
+    return Profiled(found.table(task.candidates), tokens, notes)
 
 
-def _try(
-    found: Profile, module: str, index: int, seen: Seen, candidates: list[Mechanism], tick: Callable[[], None]
-) -> None:
-    if not isinstance(seen.mechanism, Full) and seen.mechanism != "full":
-        return  # a sliding window, which stays as it is
-    tick()
-    shape = Shape(index, tuple(seen.q.shape), tuple(seen.k.shape), seen.call.causal)
-    found.shapes.setdefault(module, []).append(shape)
-    exact = _at_real_queries(seen, seen.attend(Full()))
-    size = float(exact.square().sum())
-    found.times.setdefault((shape, DENSE), []).append(_dense_seconds(seen))
-    dense = statistics.median(found.times[shape, DENSE])
-    for mechanism in candidates:
-        name = str(mechanism)
-        if (shape, name) in found.slow or (module, name) in found.refused:
-            continue
+class Trial:
+    """Tries candidates in every call of a pass, which goes on with what dense attention answers.
+
+    Args:
+        batches: how many are to come, this one included: all of them share what is left of the time.
+    """
+
+    def __init__(self, task: Task, found: Profile, batches: int) -> None:
+        self.task, self.found = task, found
+        self.left = len(task.host.names) * batches  # calls, as far as is known
+        self.done = len(task.host.names) * (len(task.fitted) - batches)
+        self.good = Counter(str(each) for some in found.kept.values() for each in some)
+
+    def __call__(self, seen: Seen) -> Tensor | None:
+        if not isinstance(seen.mechanism, Full) and seen.mechanism != "full":
+            return None  # a sliding window, which stays as it is
+        module = self.task.host.name_of(seen)
+        until = self._until()
+        shape = Shape(tuple(seen.q.shape), tuple(seen.k.shape), seen.call.causal)
+        self.found.shapes.setdefault(module, []).append(shape)
+        exact, seconds = dense(seen)
+        self.found.times.setdefault((shape, DENSE), []).append(seconds)
+        if module not in self.found.kept:
+            self._screen(module, seen, until)
+        self._try(module, shape, seen, exact, until)
+        self.left, self.done = self.left - 1, self.done + 1
+        self.task.tell("candidates", self.done, max(self.done, self.done + self.left))
+        return exact
+
+    def _until(self) -> Callable[[], bool]:
+        """Whether this call has had its share of the time."""
+        now = time.monotonic()
+        if self.task.budget is None:
+            return lambda: False
+        end = self.task.start + PROFILE * (self.task.end - self.task.start)
+        share = max(0.0, end - now) / max(1, self.left)
+        return lambda: time.monotonic() > now + share
+
+    def _screen(self, module: str, seen: Seen, over: Callable[[], bool]) -> None:
+        """Leave out what a few heads show to be slower than dense attention, or worse than another in both ways.
+
+        What was good in other modules comes first, in case that time runs out.
+        """
+        wanted = sorted(self.task.candidates, key=lambda each: -self.good[str(each)])
+        few = seen.some_heads(max(1, seen.k.shape[1] // _SHARE))
+        if seen.q.shape[1] < _SHARE or few is seen:
+            self.found.kept[module] = wanted
+            return
+        exact, seconds = dense(few)
+        tried: dict[Mechanism, Screened] = {}
+        for mechanism in wanted:
+            if tried and over():
+                break
+            once = self._once(module, few, mechanism, exact)
+            if once is not None and once.seconds > seconds:  # once more, in case that something else ran meanwhile
+                again = self._once(module, few, mechanism, exact)
+                once = once if again is None else min(once, again, key=lambda each: each.seconds)
+                seconds = min(seconds, dense(few)[1])
+            if once is not None:
+                tried[mechanism] = once
+        where = f"on {few.q.shape[1]} of {seen.q.shape[1]} heads"
+        for mechanism, mine in tried.items():
+            if mine.seconds > _SLOWER * seconds:
+                self.found.beaten[module, str(mechanism)] = f"slower than dense {where}"
+            elif (better := next((o for o, its in tried.items() if _beats(its, mine)), None)) is not None:
+                self.found.beaten[module, str(mechanism)] = f"{better} is faster and more exact {where}"
+        self.found.kept[module] = [each for each in tried if (module, str(each)) not in self.found.beaten]
+        self.good.update(map(str, self.found.kept[module]))
+
+    def _try(self, module: str, shape: Shape, seen: Seen, exact: Tensor, over: Callable[[], bool]) -> None:
+        for number, mechanism in enumerate(self.found.kept[module]):
+            if number and over():
+                break
+            once = self._once(module, seen, mechanism, exact)
+            if once is not None:
+                self.found.times.setdefault((shape, str(mechanism)), []).append(once.seconds)
+                self.found.errors.setdefault((module, str(mechanism)), {}).setdefault(shape, []).append(once.error)
+
+    def _once(self, module: str, seen: Seen, mechanism: Mechanism, exact: Tensor) -> Screened | None:
         start = time.perf_counter()
         try:
             out = seen.attend(mechanism)
         except ValueError as error:
-            found.refused[module, name] = str(error)
-            continue
+            self.found.refused[module, str(mechanism)] = str(error)
+            return None
         taken = time.perf_counter() - start
-        times = found.times.setdefault((shape, name), [])
-        times.append(taken)
-        squared = float((_at_real_queries(seen, out) - exact).square().sum()) / max(size, 1e-300)
-        found.errors.setdefault((module, name), {}).setdefault(shape, []).append(squared)
-        if len(times) >= 3 and min(times) > dense:
-            found.slow.add((shape, name))
+        return Screened(squared_error(seen, out, exact), taken)
 
 
-def _at_real_queries(seen: Seen, out: Tensor) -> Tensor:
-    """What counts in an error: guests, padding that a model may read, do not."""
+def _beats(a: Screened, b: Screened) -> bool:
+    """Whether a candidate is clearly better than another in both ways."""
+    return a.seconds < _FASTER * b.seconds and a.error < _BETTER * b.error
+
+
+def squared_error(seen: Seen, out: Tensor, exact: Tensor) -> float:
+    """‖out − exact‖² / ‖exact‖² at real queries, in float64: guests, padding that a model may read, do not count."""
     mask = seen.call.query_mask
-    return out.double() if mask is None else out.double().masked_fill(~mask[:, None, :, None], 0)
-
-
-def _dense_seconds(seen: Seen) -> float:
-    """PyTorch's own attention on the same tensors, without padding."""
-    square = seen.q.shape[2] == seen.k.shape[2]
-    start = time.perf_counter()
-    out: Tensor = F.scaled_dot_product_attention(
-        seen.q,
-        seen.k,
-        seen.v,
-        is_causal=seen.call.causal and square,
-        scale=seen.call.scale,
-        enable_gqa=seen.q.shape[1] != seen.k.shape[1],
-    )
-    assert out.shape[2] == seen.q.shape[2]
-    return time.perf_counter() - start
+    hidden = None if mask is None or bool(mask.all()) else ~mask[:, None, :, None]
+    off = size = 0.0
+    for head in range(out.shape[1]):  # one at a time, without copies of all of it
+        mine, right = out[:, head : head + 1].double(), exact[:, head : head + 1].double()
+        if hidden is not None:
+            mine, right = mine.masked_fill(hidden, 0), right.masked_fill(hidden, 0)
+        off += float((mine - right).square().sum())
+        size += float(right.square().sum())
+    return off / max(size, 1e-300)

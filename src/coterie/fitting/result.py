@@ -25,7 +25,7 @@ class AtLength:
 
     Attributes:
         fidelity: their mean.
-        dense_seconds, fitted_seconds: of whole forward passes over all of them, interleaved.
+        dense_seconds, fitted_seconds: of a whole forward pass over one of them, the least of a few that took turns.
         documents: how many they were.
         bound: what is sure of the mean over all documents like them, or of the share that has the fidelity.
         method: how the bound was found: "t", "betting", "binomial", or "exact" where attention stays dense.
@@ -90,7 +90,8 @@ class Fit:
         if self.all_dense:
             return "All attention is dense: answers do not change."
         if not self.certified:
-            return f"Nothing is promised: {self.held_out:.4f} was seen on held-out documents."
+            seen = f": {self.held_out:.4f} was seen on held-out documents" if math.isfinite(self.held_out) else ""
+            return f"Nothing is promised{seen}."
         whom = "on documents like yours" if self.share is None else f"on {self.share:.0%} of documents like yours"
         mean = "a mean fidelity" if self.share is None else "a fidelity"
         return f"With {self.confidence:.0%} confidence: {mean} of at least {self.fidelity:g} {whom}."
@@ -101,6 +102,13 @@ class Fit:
         dense, fitted = (sum(getattr(x, f"{name}_seconds") for x in self.lengths) for name in ("dense", "fitted"))
         attention, model = (a / b if b else 1.0 for a, b in (self.attention_seconds, (dense, fitted)))
         return attention, model
+
+    @property
+    def speed(self) -> str:
+        """How much faster it is, in words."""
+        attention, model = self.speedups
+        whole = f"the whole model {model:.2f}×" if math.isfinite(model) else "the whole model was not timed"
+        return f"attention alone {attention:.2f}× as fast, {whole}"
 
     def apply(self, model: Any) -> Any:
         """Put the chosen mechanisms into a model; returns what `coterie.hf.apply` or `coterie.nn.swap` returns."""
@@ -162,12 +170,12 @@ class Fit:
 
     def _said(self) -> list[str]:
         """The result in a few sentences."""
-        attention, model = self.speedups
+        seen = (("calibrated", self.calibrated), ("held out", self.held_out))
+        known = [f"{what} {score:.4f}" for what, score in seen if math.isfinite(score)]
         return [
-            f"fidelity ({self.measure}): asked {self.fidelity}, calibrated {self.calibrated:.4f}, "
-            f"held out {self.held_out:.4f}",
+            ", ".join([f"fidelity ({self.measure}): asked {self.fidelity}", *known]),
             self.promise,
-            f"speed: attention {attention:.2f}×, the whole model {model:.2f}×",
+            self.speed,
             *self.notes,
         ]
 

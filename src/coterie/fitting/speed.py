@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 
 from coterie.fitting.certify import Certified
-from coterie.fitting.measures import length_of
+from coterie.fitting.measures import Fidelity, Remembered
 from coterie.fitting.profile import Profiled
 from coterie.fitting.result import AtLength
 from coterie.fitting.task import Task
@@ -22,13 +24,13 @@ class Timed(NamedTuple):
     """Seconds, before and after."""
 
     attention_seconds: tuple[float, float]  # of all attention modules together, each timed on its own
-    lengths: list[AtLength]  # of the whole model, on the checked batches
+    lengths: list[AtLength]  # of the whole model, on a checked batch
 
     @property
     def speedup(self) -> float:
-        """Of the whole model, over all lengths; 1 where nothing took any time."""
+        """Of the whole model, over all lengths; NaN where nothing was timed."""
         dense, fitted = (sum(getattr(at, f"{name}_seconds") for at in self.lengths) for name in ("dense", "fitted"))
-        return dense / fitted if fitted else 1.0
+        return dense / fitted
 
     def all_dense(self) -> Timed:
         """The same if attention stays as it is."""
@@ -38,7 +40,7 @@ class Timed(NamedTuple):
         return Timed((self.attention_seconds[0],) * 2, lengths)
 
 
-def time_passes(task: Task, profiled: Profiled, certified: Certified) -> Timed:
+def time_passes(task: Task, remembered: Remembered, profiled: Profiled, certified: Certified) -> Timed:
     """Time the promised plan against dense attention."""
     apart = {(row.module, row.mechanism): row.seconds for row in profiled.table}
     dense, fitted = (
@@ -47,35 +49,44 @@ def time_passes(task: Task, profiled: Profiled, certified: Certified) -> Timed:
     )
     choices = task.whole(certified.plan)
     same = set(choices.values()) == {DENSE}
-    best = _best(task, {"dense": None} if same else {"dense": None, "fitted": choices}, 1 if same else _REPEATS)
-    after = "dense" if same else "fitted"
-    lengths = [
-        AtLength(n, each.fidelity, best["dense", n], best[after, n], len(each.scores), *each.bound)
-        for n, each in certified.judged.items()
-    ]
+    ways = {"dense": None} if same else {"dense": None, "fitted": choices}
+    scale = remembered.scale
+    best = _best(task, {scale.length(index): index for index in reversed(remembered.checked)}, scale, ways)
+    lengths = []
+    for tokens, documents in remembered.documents().items():
+        before, after = (best.get((name, tokens), math.nan) for name in ("dense", "dense" if same else "fitted"))
+        seen = certified.judged.get(tokens)
+        known = (math.nan, before, after) if seen is None else (seen.fidelity, before, after, documents, *seen.bound)
+        lengths.append(AtLength(tokens, *known))
     return Timed((dense, fitted), lengths)
 
 
 @torch.no_grad()
-def _best(task: Task, ways: dict[str, dict[str, str] | None], repeats: int) -> dict[tuple[str, int], float]:
-    """Seconds by way and length: whole forward passes in turn; the least of a few, as other work only ever adds."""
+def _best(
+    task: Task, first: dict[int, int], scale: Fidelity, ways: Mapping[str, dict[str, str] | None]
+) -> dict[tuple[str, int], float]:
+    """Seconds by way and length: whole forward passes in turn; the least of a few, as other work only ever adds. What
+    there is no time for, or no patience, is not there."""
     best: dict[tuple[str, int], float] = {}
-    begun = time.perf_counter()
-    for repeat in range(repeats):
-        for name, choices in ways.items():
-            if choices is None:
-                task.host.undo()
-            else:
-                task.host.put(choices)
-            taken: dict[int, float] = {}
-            for batch in task.checked:
-                start = time.perf_counter()
-                task.host.attend(batch)
-                tokens = length_of(batch)
-                taken[tokens] = taken.get(tokens, 0.0) + time.perf_counter() - start
-            for tokens, seconds in taken.items():
-                best[name, tokens] = min(best.get((name, tokens), float("inf")), seconds)
-        task.tell("timing", repeat + 1, repeats)
-        if task.out_of_time(ahead=(time.perf_counter() - begun) / (repeat + 1)):
-            break
+    repeats = _REPEATS if len(ways) > 1 else 1
+    taken = len(ways) * sum(scale.seconds[index] for index in first.values())
+    try:
+        for repeat in range(repeats):
+            if task.out_of_time(ahead=taken):
+                break
+            begun = time.perf_counter()
+            for name, choices in ways.items():
+                if choices is None:
+                    task.host.undo()
+                else:
+                    task.host.put(choices)
+                for tokens, index in first.items():
+                    start = time.perf_counter()
+                    task.host.attend(scale.batches[index])
+                    seconds = time.perf_counter() - start
+                    best[name, tokens] = min(best.get((name, tokens), math.inf), seconds)
+            taken = time.perf_counter() - begun
+            task.tell("timing", repeat + 1, repeats)
+    except KeyboardInterrupt:
+        pass
     return best

@@ -52,14 +52,43 @@ def lengths_table(found: Fit) -> Table:
             str(at.documents or "–"),
             _number(at.fidelity, 4),
             _sure(at, found.share),
-            f"{at.dense_seconds:.2f} s",
-            f"{at.fitted_seconds:.2f} s",
-            f"{at.dense_seconds / at.fitted_seconds:.2f}×" if at.fitted_seconds else "–",
+            *(f"{x:.2f} s" if math.isfinite(x) else "–" for x in (at.dense_seconds, at.fitted_seconds)),
+            f"{at.dense_seconds / at.fitted_seconds:.2f}×" if at.fitted_seconds > 0 else "–",
         ]
         for at in found.lengths
     ]
     columns = ["tokens", "documents", "fidelity", "at least" if found.share is None else "share at least"]
     return Table([*columns, "model, dense", "model, fitted", "speed-up"], rows, words=())
+
+
+def trade_off_table(found: list[Fit]) -> Table:
+    """Several fits of a model: what was asked, seen and promised, and what that costs.
+
+    Example:
+        >>> from coterie.fitting.result import AtLength, Fit
+        >>> from coterie.fitting.tables import trade_off_table
+        >>> at = AtLength(2048, 0.9953, 0.83, 0.64, 4, 0.9941, "t")
+        >>> one = Fit({"a": "near-far"}, "hidden", 0.99, 0.996, 0.9953, [], (1.0, 0.5), [at], 0, certified=True)
+        >>> print(trade_off_table([one]).text())
+        asked  promised  held out  at least  attention  whole model
+         0.99  yes         0.9953    0.9941      2.00×        1.30×
+    """
+    rows = []
+    for each in found:
+        bounds = [at.bound for at in each.lengths]
+        least = min(bounds, default=math.nan) if all(map(math.isfinite, bounds)) else math.nan
+        attention, model = each.speedups
+        rows.append(
+            [
+                f"{each.fidelity:g}",
+                "dense" if each.all_dense else "yes" if each.certified else "no",
+                _number(each.held_out, 4),
+                _number(least, 4),
+                f"{attention:.2f}×",
+                f"{model:.2f}×" if math.isfinite(model) else "–",
+            ]
+        )
+    return Table(["asked", "promised", "held out", "at least", "attention", "whole model"], rows, words=(1,))
 
 
 def _sure(at: AtLength, share: float | None) -> str:

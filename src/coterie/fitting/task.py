@@ -23,13 +23,16 @@ class Task:
     confidence: float
     share: float | None  # of documents that must have the target; None: their mean must
     candidates: list[Mechanism]
-    budget: float | None  # in seconds
-    start: float  # on time.monotonic()
+    budget: float | None  # in seconds, all of it
+    start: float  # of the steps that share what is left of it, on time.monotonic()
+    end: float  # of it, on time.monotonic()
     tell: Progress
 
     def out_of_time(self, share: float = 1.0, ahead: float = 0.0) -> bool:
-        """Whether so much of the budget is used up, or will be in so many seconds."""
-        return self.budget is not None and time.monotonic() - self.start + ahead > share * self.budget
+        """Whether so much of what was left is used up, or will be in so many seconds."""
+        if self.budget is None:
+            return False
+        return time.monotonic() + ahead > self.start + share * (self.end - self.start)
 
     def whole(self, plan: Mapping[str, str]) -> dict[str, str]:
         """A choice for every module; those that were never asked stay dense."""

@@ -1,0 +1,241 @@
+"""The steps of a fit, each of which hands a record on: dense answers, candidates, search, certificate, timing."""
+
+from __future__ import annotations
+
+import math
+import platform
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from coterie._version import __version__
+from coterie.checks import expect
+from coterie.fitting.certify import all_dense, certify
+from coterie.fitting.lengths import shape_of, size_of
+from coterie.fitting.measures import Fidelity, Measure, Remembered, least
+from coterie.fitting.profile import Profiled, profile
+from coterie.fitting.result import Fit
+from coterie.fitting.search import Choices, Searched, search
+from coterie.fitting.speed import time_passes
+from coterie.fitting.task import Task
+from coterie.hosts import DENSE, Host
+from coterie.mechanisms import Mechanism
+from coterie.progress import ESTIMATE, Progress
+
+_NO_WINDOWS = (
+    "Windows were not tried: nothing in the model says that the order of its tokens means something (ordered=True "
+    "tries them)."
+)
+# What a document costs, in dense passes over it: one for its dense answer, and one for every plan or its like.
+_SEARCHED, _CERTIFIED = 6.0, 4.5  # usually
+_SEARCHED_LEAST, _CERTIFIED_LEAST = 4.0, 2.0  # without which there is no promise
+_FEWEST = 3  # documents of a shape that certify
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a user has asked for, checked."""
+
+    host: Host
+    batches: list[Any]
+    held_out: list[Any] | None
+    targets: list[float]
+    confidence: float
+    share: float | None
+    measure: Measure | None
+    candidates: list[Mechanism]
+    no_windows: bool  # among them, as nobody asked for any and the model does not look like it
+    seed: int
+    start: float  # on time.monotonic()
+    seconds: float | None
+
+
+def fits(asked: Asked, tell: Progress) -> list[Fit]:
+    """A fit for each target: they share dense answers, what candidates cost, and every plan that was run."""
+    scale, first, notes = answers(asked, tell)
+    fitted, checked = _split(scale, first)
+    end = math.inf if asked.seconds is None else asked.start + asked.seconds
+    found = {}
+    remembered, profiled = None, None
+    for number, target in enumerate(sorted(asked.targets, reverse=True)):  # exact ones first: cheap ones may run out
+        now = time.monotonic()
+        until = now + (end - now) / (len(asked.targets) - number)
+        task = Task(
+            asked.host,
+            [scale.batches[index] for index in fitted],
+            [scale.batches[index] for index in checked],
+            target,
+            asked.confidence,
+            asked.share,
+            asked.candidates,
+            asked.seconds,
+            now,
+            until,
+            tell,
+        )
+        remembered = Remembered(task, scale, fitted, checked, {} if remembered is None else remembered.known)
+        profiled = profile(task, scale.lengths) if profiled is None else profiled
+        found[target] = _fit(task, remembered, profiled, asked, notes)
+    return [found[target] for target in asked.targets]
+
+
+def answers(asked: Asked, tell: Progress) -> tuple[Fidelity, int | None, list[str]]:
+    """Run every batch densely, once; the largest first, as it tells how long everything will take.
+
+    Returns:
+        The answers; how many of the batches are to be searched on, if that is known; and what was left out.
+    """
+    host, mine, others = asked.host, asked.batches, asked.held_out
+    everyone = [*mine, *(others or ())]
+    largest = max(range(len(everyone)), key=lambda index: size_of(everyone[index]))
+    scale = Fidelity(host, asked.measure, everyone)
+    scale.remember(largest)
+    rate = scale.seconds[largest] / max(1, size_of(everyone[largest]))
+    if others is None:
+        share = to_search(len(mine)) / len(mine)
+        expected = rate * sum(map(size_of, mine)) * (share * _SEARCHED + (1 - share) * _CERTIFIED)
+    else:
+        expected = rate * (_SEARCHED * sum(map(size_of, mine)) + _CERTIFIED * sum(map(size_of, others)))
+    so_far = time.monotonic() - asked.start
+    expected = so_far + expected * (1 + (len(asked.targets) - 1) / 2)
+    tell(ESTIMATE, 0, math.ceil(expected if asked.seconds is None else min(expected, asked.seconds)))
+    notes = []
+    if asked.seconds is not None and others is not None:
+        kept = affordable(mine, others, rate, asked.seconds - so_far)
+        count = sum(map(len, kept))
+        if count < len(everyone):
+            notes.append(f"The time that was left is enough for {count} of {len(everyone)} batches.")
+            mine, others = kept
+            known = scale
+            scale = Fidelity(host, asked.measure, [*mine, *others])
+            index = next(i for i, batch in enumerate(scale.batches) if batch is everyone[largest])
+            scale.adopt(index, known, largest)
+    left = [index for index in range(len(scale.batches)) if index not in scale.seconds]
+    tell("dense answers", 1, len(scale.batches))
+    for done, index in enumerate(sorted(left, key=lambda each: -size_of(scale.batches[each])), start=2):
+        scale.remember(index)
+        tell("dense answers", done, len(scale.batches))
+    scale.expect_worth()
+    return scale, None if others is None else len(mine), notes
+
+
+def affordable(mine: list[Any], others: list[Any], rate: float, seconds: float) -> tuple[list[Any], list[Any]]:
+    """As many documents of each shape as there is time for: fewer to search on, and then fewer that certify.
+
+    Decided by time alone, before anything is known of what they score, so that what is certified stays so.
+
+    Args:
+        rate: seconds of a dense pass for each number in a batch.
+
+    Example:
+        >>> import torch
+        >>> documents = [torch.zeros(1, 100) for _ in range(6)]
+        >>> [len(part) for part in affordable(documents[:2], documents[2:], 0.01, 20.0)]
+        [2, 4]
+        >>> [len(part) for part in affordable(documents[:2], documents[2:], 0.01, 11.0)]
+        [1, 3]
+    """
+
+    def needed() -> float:
+        return rate * (_SEARCHED_LEAST * sum(map(size_of, mine)) + _CERTIFIED_LEAST * sum(map(size_of, others)))
+
+    most = max(len(some) for some in (*_shapes(mine), *_shapes(others)))
+    for count in range(most, 0, -1):
+        if needed() > seconds:
+            mine = [batch for some in _shapes(mine) for batch in some[:count]]
+        if needed() > seconds:
+            others = [batch for some in _shapes(others) for batch in some[: max(count, _FEWEST)]]
+    return mine, others
+
+
+def _shapes(batches: list[Any]) -> list[list[Any]]:
+    """Batches by their shape."""
+    found: dict[Any, list[Any]] = {}
+    for batch in batches:
+        found.setdefault(shape_of(batch), []).append(batch)
+    return list(found.values())
+
+
+def _fit(task: Task, remembered: Remembered, profiled: Profiled, asked: Asked, notes: list[str]) -> Fit:
+    searched = search(task, remembered, profiled)
+    certified = certify(task, remembered, searched)
+    timed = time_passes(task, remembered, profiled, certified)
+    if timed.speedup < 1:  # what saves time in attention alone may cost it elsewhere
+        said = f"The plan that held makes the whole model {timed.speedup:.2f}× as fast: it is not taken."
+        certified, timed = all_dense(task, remembered, [*certified.notes, said]), timed.all_dense()
+    choices = task.whole(certified.plan)
+    notes = [*notes, *profiled.notes, *searched.notes, *certified.notes, *_remarks(choices, searched, profiled)]
+    return Fit(
+        choices=choices,
+        measure=remembered.scale.name,
+        fidelity=task.target,
+        calibrated=certified.calibrated,
+        held_out=least({tokens: each.fidelity for tokens, each in certified.judged.items()}),
+        confidence=task.confidence,
+        share=task.share,
+        certified=certified.sure,
+        windows=task.host.windows(),
+        table=profiled.table,
+        attention_seconds=timed.attention_seconds,
+        lengths=timed.lengths,
+        seed=asked.seed,
+        notes=[*notes, _NO_WINDOWS] if asked.no_windows else notes,
+        environment=environment(),
+    )
+
+
+def _remarks(choices: Choices, searched: Searched, profiled: Profiled) -> list[str]:
+    """What the choices themselves give rise to."""
+    if set(choices.values()) == {DENSE}:
+        if len(searched.plans) > 1:  # something was faster, and could not be found or promised in time
+            return ["Dense attention is kept everywhere."]
+        return [f"Nothing pays at {', '.join(map(str, profiled.lengths))} tokens: dense attention is kept everywhere."]
+    if any("@" in spec for spec in choices.values()):
+        return ["Short inputs stay dense: the number after '@' is that of keys from which a mechanism runs."]
+    return []
+
+
+def _split(scale: Fidelity, first: int | None) -> tuple[list[int], list[int]]:
+    """Which batches are searched on, the long ones first in case that time runs out, and which certify.
+
+    Args:
+        first: so many are searched on, if the user has said so.
+    """
+    everyone = list(range(len(scale.batches)))
+    fitted, checked = ([], []) if first is None else (everyone[:first], everyone[first:])
+    if first is None:
+        by_length: dict[int, list[int]] = {}
+        for index in everyone:
+            by_length.setdefault(scale.length(index), []).append(index)
+        for tokens, some in by_length.items():
+            got = f"1 of {tokens} tokens"
+            expect(len(some) >= 2, "batches", "at least 2 of each length, as some are held out", got)
+            fitted += some[: to_search(len(some))]
+            checked += some[to_search(len(some)) :]
+    return sorted(fitted, key=scale.length, reverse=True), checked
+
+
+def to_search(documents: int) -> int:
+    """How many of some documents plans are searched on: a third. A promise needs the others more.
+
+    >>> to_search(2), to_search(6), to_search(20)
+    (1, 2, 6)
+    """
+    return max(1, documents // 3)
+
+
+def environment() -> dict[str, str]:
+    """What a figure depends on."""
+    found = {
+        "coterie": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
+    }
+    try:
+        import transformers
+    except ImportError:
+        return found
+    return found | {"transformers": transformers.__version__}
