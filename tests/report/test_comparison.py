@@ -116,6 +116,9 @@ def test_the_fastest_that_is_promised_is_named():
     hopeful = [replace(THREE[0], certified=False), *THREE[1:]]
     assert "the fastest is this one: asked 0.99." in of_several(hopeful)
     assert "A hollow point is not promised." in of_several(hopeful)
+    untimed = fit(lengths=[AtLength(4096, 0.994, 7.0, math.nan, 4, 0.993, "t")])
+    assert "asked 0.99: speed of the model not timed. With 95% confidence" in of_several([THREE[0], untimed])
+    assert "the fastest is this one: asked 0.95." in of_several([THREE[0], untimed])
     assert "the fastest is" not in of_several([old(), replace(old(), fidelity=0.95)])
 
 
@@ -229,6 +232,8 @@ def test_a_share_is_told_as_a_share():
         (fit(measure="loss"), "Fidelity is the loss of the next token, dense over fitted"),
         (fit(measure="accuracy"), "Fidelity is the accuracy"),
         (fit(lengths=[]), "of the same number of tokens"),
+        (fit(certified=False, held_out=math.nan), "this plan was not run on documents that were held out"),
+        (fit(lengths=[AtLength(512, 0.99, 1.0, math.nan, 4, 0.99, "t")]), "on one machine; not in this fit."),
         (fit(lengths=fit().lengths[:1]), "it is 1 where nothing has changed"),  # exact: nothing was tested
     ],
 )

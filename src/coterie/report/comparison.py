@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from coterie.report.charts import trade_off
 from coterie.report.document import document, paragraphs, plot, section, wide
 from coterie.report.page import page
 from coterie.report.pictures import Pictures
-from coterie.report.words import lowest, measure_words, percent
+from coterie.report.words import lowest, measure_words, percent, times
 from coterie.tables import Table, as_html, folded
 
 
@@ -123,11 +124,11 @@ def _row(found: Fit, name: str) -> list[str]:
     return [
         name,
         f"{found.fidelity:g}",
-        f"{found.held_out:.4f}",
+        f"{found.held_out:.4f}" if math.isfinite(found.held_out) else "–",
         _sure(found),
         percent(found.confidence) if found.certified else "no",
-        f"{whole:.2f}×",
-        f"{attention:.2f}×",
+        times(whole),
+        times(attention),
         f"{clustered} of {len(found.choices)}",
         found.environment.get("coterie", "–"),
     ]
@@ -172,12 +173,13 @@ def _choices(fits: Sequence[Fit], names: Sequence[str]) -> str:
 def _meaning(fits: Sequence[Fit], names: Sequence[str]) -> list[str]:
     """Which to take, what each promises, and what cannot be compared."""
     said = [
-        f"{name}: {found.speedups[1]:.2f}× as fast. {found.promise}" for name, found in zip(names, fits, strict=True)
+        f"{name}: speed of the model {times(found.speedups[1])}. {found.promise}"
+        for name, found in zip(names, fits, strict=True)
     ]
     sure = [
         (found.speedups[1], name)
         for name, found in zip(names, fits, strict=True)
-        if found.certified and not found.all_dense
+        if found.certified and not found.all_dense and math.isfinite(found.speedups[1])
     ]
     if sure:
         said.append(f"Of those that are promised, the fastest is this one: {max(sure)[1]}.")

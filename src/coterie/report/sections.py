@@ -13,7 +13,7 @@ from coterie.report.document import paragraphs, plot, section, wide
 from coterie.report.grid import picture
 from coterie.report.names import short_names
 from coterie.report.pictures import Pictures
-from coterie.report.words import lowest, meaning, measure_words, percent
+from coterie.report.words import lowest, meaning, measure_words, percent, times
 from coterie.tables import as_html, facts, folded
 
 
@@ -24,10 +24,14 @@ def summary(found: Fit) -> str:
     kind, verdict = ("good", "promised") if found.certified else seen
     clustered = sum(spec != DENSE for spec in found.choices.values())
     cards = [
-        (f"{found.held_out:.4f}", f"fidelity on held-out text; asked {found.fidelity:g}: {verdict}", kind),
+        (
+            f"{found.held_out:.4f}" if math.isfinite(found.held_out) else "–",
+            f"fidelity on held-out text; asked {found.fidelity:g}: {verdict}",
+            kind,
+        ),
         *_bound(found),
-        (f"{whole:.2f}×", "as fast, the whole model", ""),
-        (f"{attention:.2f}×", "as fast, attention alone", ""),
+        (times(whole), "speed of the whole model, against dense", ""),
+        (times(attention), "speed of attention alone", ""),
         (f"{clustered} of {len(found.choices)}", "attention modules replaced", ""),
     ]
     boxes = "".join(

@@ -37,6 +37,15 @@ def percent(share: float) -> str:
     return f"{100 * share:g}\u00a0%"  # never at the end of one line and the start of the next
 
 
+def times(ratio: float) -> str:
+    """How many times as fast; a budget may end a fit before it is timed.
+
+    >>> times(1.5), times(float("nan"))
+    ('1.50×', 'not timed')
+    """
+    return f"{ratio:.2f}×" if math.isfinite(ratio) else "not timed"
+
+
 def lowest(found: Fit) -> AtLength | None:
     """The length whose bound is the lowest; None where there are no bounds, as in fits of old.
 
@@ -66,6 +75,8 @@ def _expected(found: Fit) -> list[str]:
         if found.share is None:
             return [f"{take} Averaged over very many of them, the fidelity is at least {found.fidelity:g}.", hundred]
         return [f"{take} At least {percent(found.share)} of them have a fidelity of {found.fidelity:g}.", hundred]
+    if not math.isfinite(found.held_out):
+        return ["Nothing is promised: this plan was not run on documents that were held out."]
     seen = f"{found.held_out:.4f} was seen on documents that were held out"
     if found.holds:
         return [f"{seen}, which is what was asked for, but nothing is promised of other documents."]
@@ -91,9 +102,11 @@ def _evidence(found: Fit) -> list[str]:
 def _uncovered(found: Fit) -> list[str]:
     dense, fitted = (sum(getattr(at, f"{kind}_seconds") for at in found.lengths) for kind in ("dense", "fitted"))
     single = "a single document, " if found.share is None else ""
+    timed = math.isfinite(dense) and math.isfinite(fitted)
+    took = f": the held-out documents took {fitted:.2f} s instead of {dense:.2f} s." if timed else "; not in this fit."
     return [
-        f"Not covered: other kinds of text, other lengths, {single}a model that was trained further, and speed. "
-        f"Speed was measured, on one machine: the held-out documents took {fitted:.2f} s instead of {dense:.2f} s."
+        f"Not covered: other kinds of text, other lengths, {single}a model that was trained further, and speed, which "
+        f"is measured, on one machine{took}"
     ]
 
 
