@@ -106,6 +106,9 @@ def test_modules_in_which_fits_differ_are_marked_and_counted():
     text = of_several(THREE)
     assert text.count("<tr class=differs>") == 2
     assert "The fits differ in 2 of 3 attention modules, which are marked." in text
+    other = of_several([fit(), fit(0.95, choices=dict.fromkeys(MODULES, "smyrf"))])
+    assert "The fits differ in 3 of 3 attention modules." in other
+    assert "<tr class=differs>" not in other  # where all are, marks tell nothing
     same = of_several([fit(), fit(0.95)])
     assert "<tr class=differs>" not in same
     assert "The fits differ in 0 of 3 attention modules." in same
@@ -240,6 +243,12 @@ def test_a_share_is_told_as_a_share():
 def test_what_it_means_is_said_in_every_case(found, said):
     assert said in " ".join(meaning(found))
     assert said in one_page(found, model="m", command="c").replace("&#x27;", "'")
+
+
+def test_a_length_from_which_on_it_runs_is_explained():
+    said = "“near-far:near=48,chunk=64@2048” runs near-far:near=48,chunk=64 on inputs of 2,048 keys or more"
+    assert said in one_page(fit(), model="m", command="c")
+    assert "keys or more" not in one_page(fit(choices=dict.fromkeys(MODULES, "smyrf")), model="m", command="c")
 
 
 def test_windows_of_a_models_own_are_explained():

@@ -29,7 +29,7 @@ def tried_plot(found: Fit) -> str:
         axis("relative error of its output", [y for _, y in means.values()], least=0),
         "Time and error of every candidate",
     )
-    for name, (x, y) in means.items():
+    for name, (x, y) in sorted(means.items(), key=lambda each: each[0] in runs):  # what runs is drawn last
         count = runs.count(name)
         tip = f"{name}\n{x:.1f} ms, error {y:.3f}\n{_used(count, len(runs))}"
         family = _family(name)

@@ -157,16 +157,18 @@ def _choices(fits: Sequence[Fit], names: Sequence[str]) -> str:
     """Modules down, fits across; rows in which fits differ are marked."""
     runs = [{row[0]: row[1] for row in choices_table(found).rows} for found in fits]
     head = "".join(f"<th style=text-align:left>{as_html(name)}</th>" for name in ("attention module", *names))
-    rows, differing = [], 0
+    rows: list[tuple[bool, str]] = []
     for module in fits[0].choices:
         specs = [each[module] for each in runs]
-        differing += len(set(specs)) > 1
         cells = "".join(f"<td style=text-align:left>{as_html(spec)}</td>" for spec in (module, *specs))
-        rows.append(f"<tr class=differs>{cells}</tr>" if len(set(specs)) > 1 else f"<tr>{cells}</tr>")
-    told = f"The fits differ in {differing} of {len(rows)} attention modules" + (
-        ", which are marked." if differing else "."
+        rows.append((len(set(specs)) > 1, cells))
+    differing = sum(differs for differs, _ in rows)
+    some = 0 < differing < len(rows)
+    lines = "".join(
+        f"<tr class=differs>{cells}</tr>" if differs and some else f"<tr>{cells}</tr>" for differs, cells in rows
     )
-    table = f"<table class=loose><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    told = f"The fits differ in {differing} of {len(rows)} attention modules" + (", which are marked." if some else ".")
+    table = f"<table class=loose><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"
     return f"<div class=scroll tabindex=0>{table}</div>{paragraphs([told])}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 
 from coterie.fitting.result import Fit
@@ -65,8 +66,11 @@ def runs(found: Fit) -> str:
         "the model's answers lose, which is measured on its own.",
         "Times are of attention on all documents of the search.",
     ]
-    if any("@" in spec for spec in found.choices.values()):
-        said.append("“near-far@2048” runs near-far from 2,048 keys on, and dense attention below.")
+    for spec in [spec for spec in found.choices.values() if re.search(r"@\d{1,18}$", spec)][:1]:
+        mechanism, _, keys = spec.rpartition("@")
+        said.append(
+            f"“{spec}” runs {mechanism} on inputs of {int(keys):,} keys or more, and dense attention on shorter ones."
+        )
     if found.windows:
         said.append("A module with a window of its own sees no more than that, whatever is chosen for it.")
     return section("What runs", wide(choices_table(found)), paragraphs(said))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from coterie.tables import as_html
 
 WIDTH, HEIGHT = 440, 300  # a phone shows it at four fifths of that, a desktop somewhat larger
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 14, 46
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 24, 14, 46
 _LINE = 15  # between labels
 _SHAPES = (
     '<circle cx="{x:.1f}" cy="{y:.1f}" r="5.5"/>',
