@@ -132,6 +132,10 @@ class Known(NamedTuple):
         """Their mean."""
         return {length: statistics.fmean(scores) for length, scores in self.on_checked(plan)}
 
+    def exact(self, plan: Choices, length: int) -> bool:
+        """All dense."""
+        return int(plan["m"]) == _PATH - 1
+
     def seconds(self, indices: tuple[int, ...]) -> float:
         """Nothing takes any time here."""
         return 0.0

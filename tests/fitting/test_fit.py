@@ -338,9 +338,10 @@ def test_the_model_is_left_as_it_was():
     assert [layer.training for layer in model.layers] == [False, True]
 
 
-def test_a_budget_names_the_lengths_that_were_tried():
+def test_a_budget_names_the_lengths_that_were_tried(monkeypatch):
+    monkeypatch.setattr("coterie.fitting.profile.PROFILE", -1.0)  # the time for that is always over
     data = [torch.randn(1, n, 32) for n in (40, 40, 90, 90)]
-    found = coterie.fit(encoder(1), data, 0.9, candidates=["local:window=9"], seconds=1e-3)
+    found = coterie.fit(encoder(1), data, 0.9, candidates=["local:window=9"], seconds=60.0)
     assert any("1 of 2 batches: candidates were tried at 90 tokens." in note for note in found.notes)
     assert not any("Nothing pays" in note for note in found.notes)
 
@@ -393,7 +394,7 @@ class Positioned(torch.nn.Module):
 
 
 def tried(**settings):
-    found = coterie.fit(settings.pop("model", encoder(1)), batches(3, 40), 0.5, seconds=1e-3, **settings)
+    found = coterie.fit(settings.pop("model", encoder(1)), batches(3, 40), 0.5, **settings)
     windows = {row.mechanism for row in found.table if row.mechanism.startswith(("local", "longformer"))}
     return bool(windows), any("Windows were not tried" in note for note in found.notes)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 import time
@@ -43,6 +44,7 @@ from coterie.cli.stored import read_fit
 from coterie.files import expect_writable, shown
 from coterie.fitting.fit import Fit, environment, trade_off
 from coterie.fitting.tables import choices_table, lengths_table, trade_off_table
+from coterie.report.words import measure_words
 from coterie.timing import interleaved
 
 app = typer.Typer(
@@ -151,11 +153,16 @@ def fit_command(
             print_table("what fidelity costs", *trade_off_table(found))
     saved = _save(save, found)
     if out_file is not None:
-        from coterie.report import Pictures, write
+        from coterie.report import Pictures, write_several
 
-        with bars() as tell:
-            pictures = Pictures.of(loaded.model, found[0], held_out[-1], tell)
-        write(out_file, found[0], pictures, model=loaded.name, command=shlex.join(["coterie", *sys.argv[1:]]))
+        pictures = []
+        if _time_for_pictures(found, math.inf if seconds is None else seconds - (time.monotonic() - start)):
+            with bars() as tell:
+                pictures = [Pictures.of(loaded.model, each, held_out[-1], tell) for each in found]
+        elif not as_json:
+            out.print("no time was left for pictures of heads: 'coterie fit' without --seconds draws them")
+        command = shlex.join(["coterie", *sys.argv[1:]])
+        write_several(out_file, found, pictures, model=loaded.name, command=command)
     for path in [*saved, *filter(None, [out_file])] if not as_json else ():
         wrote(path)
     if not all(each.holds for each in found):
@@ -172,13 +179,19 @@ def _save(path: Path | None, found: list[Fit]) -> list[Path]:
     return paths
 
 
+def _time_for_pictures(found: list[Fit], left: float) -> bool:
+    """Whether what is left of a budget is enough to look at every head: a few dense passes for each fit."""
+    passes = [at.dense_seconds for at in found[0].lengths]
+    return left == math.inf or (bool(passes) and left > 4 * len(found) * max(passes))
+
+
 def _left(seconds: float, start: float, *, report: bool) -> float:
     """What a budget that began with the command leaves to the fit; a report's pictures take a tenth."""
     return max(0.0, (0.9 if report else 1.0) * seconds - (time.monotonic() - start))
 
 
 def _show(found: Fit, model: str) -> None:
-    print_table(f"{model}: attention that keeps {found.measure} ≥ {found.fidelity}", *choices_table(found))
+    print_table(f"{model}: {measure_words(found.measure)} ≥ {found.fidelity}", *choices_table(found))
     print_table("held-out text", *lengths_table(found))
     color = "green" if found.certified else "yellow" if found.holds else "red"
     out.print(f"[{color}]{found.promise}[/]", highlight=False)

@@ -172,6 +172,9 @@ def _judge(task: Task, remembered: Remembered, plan: Choices) -> dict[int, Judge
     """Every length in turn, up to the first that does not hold: a plan must hold at all of them."""
     found: dict[int, Judged] = {}
     for length, scores in remembered.on_checked(plan):
+        if remembered.exact(plan, length):
+            found[length] = _dense(task, len(scores))
+            continue
         found[length] = judge(scores, task.target, task.confidence, task.share, remembered.scale.lowest)
         if not found[length].held:
             break
@@ -179,10 +182,14 @@ def _judge(task: Task, remembered: Remembered, plan: Choices) -> dict[int, Judge
 
 
 def _exact(task: Task, remembered: Remembered) -> dict[int, Judged]:
-    """All dense: nothing is to be tested."""
+    """All dense."""
+    return {length: _dense(task, count) for length, count in remembered.documents().items()}
+
+
+def _dense(task: Task, documents: int) -> Judged:
+    """Where attention is dense, nothing is to be tested."""
     wanted = task.target if task.share is None else task.share
-    counts = remembered.documents()
-    return {length: Judged([1.0] * count, 1.0, Bound(1.0, "exact"), wanted, False) for length, count in counts.items()}
+    return Judged([1.0] * documents, 1.0, Bound(1.0, "exact"), wanted, False)
 
 
 def _notes(task: Task, judged: dict[int, Judged], failed: dict[int, Judged] | None, sure: bool) -> list[str]:

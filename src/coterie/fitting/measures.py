@@ -16,7 +16,8 @@ from torch import Tensor
 from coterie.checks import expect
 from coterie.fitting.lengths import Lengths
 from coterie.fitting.task import Task
-from coterie.hosts import HfHost, Host, without_labels
+from coterie.hosts import DENSE, HfHost, Host, without_labels
+from coterie.mechanisms import AtLeast, Full, as_mechanism
 
 Measure = str | Callable[[Any, Any], float]
 _SLICE = 512  # tokens whose logits are there at the same time
@@ -134,6 +135,10 @@ class Remembered:
         for length, indices in self._by_length(self.checked).items():
             yield length, self._scores(plan, indices)
 
+    def exact(self, plan: Mapping[str, str], length: int) -> bool:
+        """Whether a plan is dense with so many tokens: all of it begins later."""
+        return all(begins(spec) > length for spec in self.task.whole(plan).values())
+
     def documents(self) -> dict[int, int]:
         """How many certify, by length."""
         return {length: len(indices) for length, indices in sorted(self._by_length(self.checked).items())}
@@ -149,6 +154,8 @@ class Remembered:
         return found
 
     def _scores(self, plan: Mapping[str, str], indices: list[int]) -> list[float]:
+        if self.exact(plan, self.scale.length(indices[0])):
+            return [1.0] * len(indices)
         key = tuple(sorted(self.task.whole(plan).items()))
         if any((key, index) not in self.known for index in indices):
             self.task.host.put(self.task.whole(plan))
@@ -156,6 +163,18 @@ class Remembered:
             if (key, index) not in self.known:
                 self.known[key, index] = self.scale.score(index)
         return [self.known[key, index] for index in indices]
+
+
+def begins(spec: str) -> float:
+    """The number of keys from which on a choice is anything else than dense attention.
+
+    >>> begins("dense"), begins("near-far@2048"), begins("near-far")
+    (inf, 2048, 0)
+    """
+    mechanism = Full() if spec == DENSE else as_mechanism(spec)
+    if isinstance(mechanism, Full):
+        return math.inf
+    return mechanism.length if isinstance(mechanism, AtLeast) else 0
 
 
 def typical(scores: list[float], share: float | None) -> float:
