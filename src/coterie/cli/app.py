@@ -192,7 +192,8 @@ def _left(seconds: float, start: float, *, report: bool) -> float:
 
 def _show(found: Fit, model: str) -> None:
     print_table(f"{model}: {measure_words(found.measure)} ≥ {found.fidelity}", *choices_table(found))
-    print_table("held-out text", *lengths_table(found))
+    if found.lengths:
+        print_table("held-out text", *lengths_table(found))
     color = "green" if found.certified else "yellow" if found.holds else "red"
     out.print(f"[{color}]{found.promise}[/]", highlight=False)
     out.print(found.speed, highlight=False)
