@@ -208,7 +208,7 @@ def test_the_bound_and_the_confidence_are_told():
         "With 95\u00a0% confidence, the mean is at least 0.9930 at the hardest length: by Student"
     )
     assert "from 4 documents of 4,096 tokens, whose own mean is 0.9940" in said[1]
-    assert said[2].endswith("the held-out documents took 4.06 s instead of 7.46 s.")
+    assert said[2].endswith("one held-out document of each length took 4.06 s instead of 7.46 s.")
 
 
 def test_a_share_is_told_as_a_share():

@@ -103,7 +103,8 @@ def _uncovered(found: Fit) -> list[str]:
     dense, fitted = (sum(getattr(at, f"{kind}_seconds") for at in found.lengths) for kind in ("dense", "fitted"))
     single = "a single document, " if found.share is None else ""
     timed = math.isfinite(dense) and math.isfinite(fitted)
-    took = f": the held-out documents took {fitted:.2f} s instead of {dense:.2f} s." if timed else "; not in this fit."
+    each = "one held-out document" + " of each length" * (len(found.lengths) > 1)
+    took = f": {each} took {fitted:.2f} s instead of {dense:.2f} s." if timed else "; not in this fit."
     return [
         f"Not covered: other kinds of text, other lengths, {single}a model that was trained further, and speed, which "
         f"is measured, on one machine{took}"
