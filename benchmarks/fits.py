@@ -60,11 +60,11 @@ class Fits:
             console.print(f"  STS-B after {found.fidelity}: {spearman()}, dense: {dense}")
             coterie.hf.undo(model.model)
 
-    def smollm(self) -> None:
+    def smollm(self, lengths: tuple[int, ...] = (4096, 8192)) -> None:
         """The loss of a language model at two lengths."""
         model = SmolLM("sdpa")
         (ids,) = model.tokens("\n\n".join(documentation()), 400_000)
-        for length in (4096, 8192):
+        for length in lengths:
             batches = [{"input_ids": part[None]} for part in scattered(ids, length, 6)]
             self.fit(f"SmolLM2, {length:,} tokens", model.model, batches, [0.99])
 

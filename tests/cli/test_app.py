@@ -160,6 +160,8 @@ def test_bench_mechanisms_and_doctor():
         (("fit", "demo", "--fidelity", "0"), "--fidelity must be in (0, 1], not 0."),
         (("fit", "demo", "--fidelity", "0.9,1.1"), "--fidelity must be in (0, 1], not 1.1."),
         (("fit", "demo", "--fidelity", "high"), "--fidelity must be a number, or several separated by commas, not"),
+        (("fit", "demo", "--share", "0.9", "--batch", "2"), "--share counts documents, and a batch is judged as one"),
+        (("fit", "demo", "--seconds", "-1"), "--seconds must be 0 or more, not -1.0."),
         (("fit", "demo", "--lengths", "a"), "--lengths must be numbers separated by commas, not 'a'."),
         (("fit", "demo", "--lengths", "0"), "--lengths must be at least 1, not '0'."),
         (("fit", "demo", "--lengths", "513"), "demo has 512 positions, so a length of 513 tokens is too long for it;"),

@@ -32,7 +32,7 @@ def test_students_bound_is_scipys_less_a_correction_for_skewness(scores, confide
     n, spread, t = len(scores), statistics.stdev(scores), stats.t.ppf(confidence, len(scores) - 1)
     low = statistics.fmean(scores) - t * stats.sem(scores)
     skew = 0.0 if spread < 1e-9 else -stats.moment(scores, 3) / spread**3  # towards low scores
-    low -= spread / n * (1 + 2 * t**2) * max(0.0, skew) / 6
+    low -= spread / n * (1 + 2 * t**2) * max(0.0, skew) / 6 * (n**2 / ((n - 1) * (n - 2)) if n > 2 else 1)
     assert student(scores, confidence) == pytest.approx(low, abs=1e-5)
 
 
@@ -118,3 +118,14 @@ def test_bounds_that_assume_nothing_are_wrong_as_seldom_as_they_say(bound):
     draw = random.Random(0)
     wrong = sum(bound([float(draw.random() < 0.8) for _ in range(40)]) > 0.8 for _ in range(1000))
     assert wrong <= 100 + 3 * math.sqrt(90)
+
+
+def test_scores_without_end_certify_nothing():
+    assert lower_bound([0.99, -math.inf, 0.99], 0.95, 0.98, None).value == -math.inf
+    assert math.isnan(lower_bound([0.99, math.inf, 0.99], 0.95, 0.98, None).value)
+
+
+@pytest.mark.parametrize(("held", "documents"), [(550, 1100), (800, 2000), (1999, 2000), (2000, 2000)])
+def test_shares_of_thousands_of_documents(held, documents):
+    low = stats.beta.ppf(0.05, held, documents - held + 1)
+    assert share_bound(held, documents, 0.95) == pytest.approx(low, rel=1e-6)

@@ -120,9 +120,13 @@ def fit_command(
         raise UserError(f"--confidence must be in [0.5, 1), not {confidence}.")
     if share is not None and not 0 < share < 1:
         raise UserError(f"--share must be in (0, 1), not {share}.")
+    if share is not None and batch > 1:
+        raise UserError("--share counts documents, and a batch is judged as one: leave --batch at 1.")
+    if seconds is not None and not seconds >= 0:
+        raise UserError(f"--seconds must be 0 or more, not {seconds}.")
     if measure not in (None, "hidden", "loss"):
         raise UserError(f"--measure must be 'hidden' or 'loss', not {measure!r}.")
-    for path in filter(None, (out_file, save)):
+    for path in (*filter(None, [out_file]), *_saved(save, fidelities)):
         expect_writable(path)
     wanted = parse_numbers("--lengths", lengths)
     source = inputs.read_text(text) if text else inputs.documentation()
@@ -151,7 +155,10 @@ def fit_command(
             _show(each, loaded.name)
         if len(found) > 1:
             print_table("what fidelity costs", *trade_off_table(found))
-    saved = _save(save, found)
+    files = dict(zip(fidelities, _saved(save, fidelities), strict=False))  # none, if nothing is to be stored
+    saved = [files[each.fidelity] for each in found if files]
+    for path, each in zip(saved, found, strict=False):
+        each.save(path)
     if out_file is not None:
         from coterie.report import Pictures, write_several
 
@@ -169,14 +176,11 @@ def fit_command(
         raise typer.Exit(3)  # 2 is a wrong option
 
 
-def _save(path: Path | None, found: list[Fit]) -> list[Path]:
+def _saved(path: Path | None, fidelities: list[float]) -> list[Path]:
     """Each fit in a file of its own: coterie.json, or coterie-0.95.json, coterie-0.99.json."""
     if path is None:
         return []
-    paths = [path if len(found) == 1 else path.with_stem(f"{path.stem}-{each.fidelity:g}") for each in found]
-    for there, each in zip(paths, found, strict=True):
-        each.save(there)
-    return paths
+    return [path if len(fidelities) == 1 else path.with_stem(f"{path.stem}-{each!r}") for each in fidelities]
 
 
 def _time_for_pictures(found: list[Fit], left: float) -> bool:

@@ -39,8 +39,10 @@ def lower_bound(scores: Sequence[float], confidence: float, target: float, least
         >>> round(found.value, 4), found.method
         (0.991, 't')
     """
-    if any(math.isnan(score) for score in scores):
+    if any(math.isnan(score) or score == math.inf for score in scores):
         return Bound(math.nan, "t")
+    if -math.inf in scores:
+        return Bound(-math.inf, "t")
     clipped = [min(score, 1.0) for score in scores]
     enough = least is not None and target < 1 and len(scores) >= 2 * fewest(confidence, target, least)
     if least is not None and enough:
@@ -59,6 +61,8 @@ def student(scores: Sequence[float], confidence: float) -> float:
         return -math.inf
     mean, spread, t = statistics.fmean(scores), statistics.stdev(scores), t_quantile(confidence, n - 1)
     skewness = max(0.0, statistics.fmean(((mean - score) / spread) ** 3 for score in scores)) if spread else 0.0
+    if n > 2:
+        skewness *= n**2 / ((n - 1) * (n - 2))  # what a sample's own falls short of on average
     return mean - spread / math.sqrt(n) * (t + (1 + 2 * t**2) * skewness / (6 * math.sqrt(n)))
 
 
@@ -103,10 +107,15 @@ def share_bound(held: int, documents: int, confidence: float) -> float:
     """A lower bound on the share of documents that hold, of which so many did (Clopper and Pearson 1934)."""
     if not held:
         return 0.0
+    whole = math.lgamma(documents + 1)  # logarithms: with a thousand documents numbers get too large
+    ways = {k: whole - math.lgamma(k + 1) - math.lgamma(documents - k + 1) for k in range(held, documents + 1)}
 
     def unlikely(share: float) -> bool:
         """Whether so many would hold with a probability of at most 1 − confidence, if that were the share."""
-        tail = (math.comb(documents, k) * share**k * (1 - share) ** (documents - k) for k in range(held, documents + 1))
+        if share in (0.0, 1.0):
+            return share == 0.0
+        yes, no = math.log(share), math.log1p(-share)
+        tail = (math.exp(ways[k] + k * yes + (documents - k) * no) for k in range(held, documents + 1))
         return math.fsum(tail) <= 1 - confidence
 
     return _last(unlikely, 0.0, 1.0)

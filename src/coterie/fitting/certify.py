@@ -73,31 +73,35 @@ def certify(task: Task, remembered: Remembered, searched: Searched) -> Certified
     judged, failed, sure = _exact(task, remembered), None, True
     sequence = sequence_of(searched, task.target)
     ahead = remembered.seconds(remembered.checked)  # that dense attention took: a plan that is any good takes less
-    notes = []
-    for number, index in enumerate(sequence):
-        if task.out_of_time(_CERTIFY if number else 1.0, ahead):
-            if not number:
-                return _untested(searched, "The time budget was over before a plan could be certified.")
-            break  # whoever stops early has promised less, and nothing false
-        task.tell("certify", number, len(sequence))
-        start = time.monotonic()
-        try:
+    notes: list[str] = []
+    try:
+        for number, index in enumerate(sequence):
+            if task.out_of_time(_CERTIFY if number else 1.0, ahead):
+                if not number:
+                    return _untested(searched, "The time budget was over before a plan could be certified.")
+                break  # whoever stops early has promised less, and nothing false
+            task.tell("certify", number, len(sequence))
+            start = time.monotonic()
             found = _judge(task, remembered, plans[index])
-        except KeyboardInterrupt:
-            if not number:
-                return _untested(searched, "Interrupted before a plan was certified.")
-            notes.append("Interrupted: a cheaper plan may hold, too.")
-            break
-        ahead = time.monotonic() - start
-        if not all(each.held for each in found.values()):
-            failed = found
-            break
-        chosen, judged, sure = index, found, not any(each.few for each in found.values())
-    task.tell("certify", 1, 1)
-    calibrated = searched.scores.get(chosen, math.nan)
-    if chosen not in searched.scores and not task.out_of_time(ahead=remembered.seconds(remembered.fitted)):
-        calibrated = least(remembered.on_fitted(plans[chosen]))
-    return Certified(plans[chosen], judged, calibrated, sure, [*notes, *_notes(task, judged, failed, sure)])
+            ahead = time.monotonic() - start
+            if not all(each.held for each in found.values()):
+                failed = found
+                break
+            # a plan that was passed without being certified certifies none of those after it
+            chosen, judged, sure = index, found, sure and not any(each.few for each in found.values())
+        task.tell("certify", 1, 1)
+        calibrated = searched.scores.get(chosen, math.nan)
+        if chosen not in searched.scores and not task.out_of_time(ahead=remembered.seconds(remembered.fitted)):
+            calibrated = least(remembered.on_fitted(plans[chosen]))
+    except KeyboardInterrupt:
+        remembered.interrupted = True
+        if not judged or all(each.bound.method == "exact" for each in judged.values()):
+            return _untested(searched, "Interrupted before a plan was certified.")
+        notes.append("Interrupted: a cheaper plan may hold, too.")
+        calibrated = searched.scores.get(chosen, math.nan)
+    doubts = remembered.doubts() if chosen < len(plans) - 1 else []
+    notes += doubts or _notes(task, judged, failed, sure)
+    return Certified(plans[chosen], judged, calibrated, sure and not doubts, notes)
 
 
 def _untested(searched: Searched, why: str) -> Certified:
@@ -205,7 +209,7 @@ def _notes(task: Task, judged: dict[int, Judged], failed: dict[int, Judged] | No
             ]
         return [
             f"Not certified: {_documents(len(worst.scores))} of {length:,} tokens can show nothing with "
-            f"{task.confidence:.0%} confidence; at least {enough} are needed there, and better more."
+            f"{100 * task.confidence:g}% confidence; at least {enough} are needed there, and better more."
         ]
     exact = all(each.bound.method == "exact" for each in judged.values())
     if failed is None or not exact:

@@ -106,7 +106,8 @@ def trade_off(
 ) -> list[Fit]:
     """What several fidelities cost: a `fit` for each, in their order, of which most of the work is shared.
 
-    Each promise is made with the confidence on its own.
+    Each promise is made with the confidence on its own. After a Ctrl-C there are those that were found, the most exact
+    ones.
 
     Example:
         >>> import coterie, torch
@@ -126,6 +127,8 @@ def trade_off(
     expect(0.5 <= confidence < 1, "confidence", "a number in [0.5, 1)", confidence)
     expect_type(share is None or isinstance(share, int | float), "share", "a number or None", type(share).__name__)
     expect(share is None or 0 < share < 1, "share", "a number in (0, 1), or None", share)
+    expect_type(seconds is None or isinstance(seconds, int | float), "seconds", "a number", type(seconds).__name__)
+    expect(seconds is None or seconds >= 0, "seconds", "a number ≥ 0, or None", seconds)
     mine, others = list(batches), None if held_out is None else list(held_out)
     if others is None:
         expect(len(mine) >= 2, "batches", "at least 2, as some are held out", len(mine))

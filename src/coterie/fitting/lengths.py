@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -69,17 +70,17 @@ class Lengths:
 
 
 def shape_of(batch: Any) -> Hashable:
-    """The shapes of all tensors in a batch, however they are nested.
+    """The shapes of all tensors in a batch, however they are nested; of one in which none are found, the batch itself.
 
     >>> import torch
     >>> shape_of((torch.zeros(2, 9), {"mask": None, "x": [torch.zeros(3)]}))
-    ((2, 9), (('mask', None), ('x', ((3,),))))
+    ((2, 9), ((), ((3,),)))
     """
-    if isinstance(batch, Tensor):
-        return tuple(batch.shape)
-    if isinstance(batch, Mapping):
-        return tuple((name, shape_of(value)) for name, value in batch.items())
-    return tuple(map(shape_of, batch)) if isinstance(batch, list | tuple) else None
+    return _shapes(batch) if size_of(batch) else id(batch)
+
+
+def _shapes(batch: Any) -> Hashable:
+    return tuple(batch.shape) if isinstance(batch, Tensor) else tuple(map(_shapes, _parts(batch)))
 
 
 def size_of(batch: Any) -> int:
@@ -89,15 +90,44 @@ def size_of(batch: Any) -> int:
     >>> size_of({"x": torch.zeros(2, 9), "more": (torch.zeros(3), None)})
     21
     """
+    return batch.numel() if isinstance(batch, Tensor) else sum(map(size_of, _parts(batch)))
+
+
+def same_as(batch: Any) -> Hashable:
+    """Equal for batches that hold the same numbers.
+
+    >>> import torch
+    >>> same_as([torch.ones(2)]) == same_as([torch.ones(2)]), same_as(torch.ones(2)) == same_as(torch.zeros(2))
+    (True, False)
+    """
+    if not size_of(batch):
+        return id(batch)
+    digest = hashlib.blake2b(repr(_shapes(batch)).encode())
+    for tensor in _tensors(batch):
+        digest.update(repr(tensor.dtype).encode())
+        digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _tensors(batch: Any) -> Iterator[Tensor]:
     if isinstance(batch, Tensor):
-        return batch.numel()
-    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
-    return sum(map(size_of, parts))
+        yield batch
+    else:
+        for part in _parts(batch):
+            yield from _tensors(part)
+
+
+def _parts(batch: Any) -> list[Any]:
+    """What a batch is made of: a dict, a list or tuple, or an object with fields."""
+    if isinstance(batch, Mapping):
+        return list(batch.values())
+    if isinstance(batch, list | tuple):
+        return list(batch)
+    return list(vars(batch).values()) if hasattr(batch, "__dict__") and not isinstance(batch, type) else []
 
 
 def _longest(batch: Any) -> int:
     """Where no attention was seen, as a few queries stay dense: the second dimension of any tensor, the largest."""
     if isinstance(batch, Tensor):
         return batch.shape[1] if batch.ndim >= 2 else math.prod(batch.shape)
-    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
-    return max(map(_longest, parts), default=0)
+    return max(map(_longest, _parts(batch)), default=0)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from coterie.checks import expect
-from coterie.fitting.lengths import Lengths
+from coterie.fitting.lengths import Lengths, same_as
 from coterie.fitting.task import Task
 from coterie.hosts import DENSE, HfHost, Host, without_labels
 from coterie.mechanisms import AtLeast, Full, as_mechanism
@@ -90,7 +90,12 @@ class Fidelity:
     def _answer(self, batch: Any) -> Any:
         if callable(self.measure):
             return float(self.measure(self.host.model, batch))
-        return _loss(self.host, batch) if self.measure == "loss" else self.host.hidden(batch).detach()
+        if self.measure == "loss":
+            return _loss(self.host, batch)
+        found = self.host.hidden(batch).detach().clone()  # a model may write its next answer into the same memory
+        what = "a callable, as the cosine of a single number is a sign"
+        expect(found.ndim >= 2 and found.shape[-1] > 1, "measure", what, f"outputs of shape {tuple(found.shape)}")
+        return found
 
     def _compare(self, dense: Any, found: Any, batch: Any) -> float:
         if self.measure in ("hidden", "outputs"):
@@ -117,6 +122,20 @@ class Remembered:
     fitted: list[int]
     checked: list[int]
     known: dict[tuple[tuple[tuple[str, str], ...], int], float] = field(default_factory=dict)
+    interrupted: bool = False  # by the user, who gets what there is
+
+    def doubts(self) -> list[str]:
+        """Why documents can certify nothing, whatever they score: some are the same, or a length is missing."""
+        marks = [same_as(self.scale.batches[index]) for index in (*self.fitted, *self.checked)]
+        mine, others = marks[: len(self.fitted)], marks[len(self.fitted) :]
+        found = []
+        if len(set(others)) < len(others) or set(mine) & set(others):
+            found.append("Not certified: some of the documents are the same, and one that is seen twice is no new one.")
+        lengths = {self.scale.length(index) for index in self.fitted} - {self.scale.length(i) for i in self.checked}
+        if lengths:
+            missing = ", ".join(f"{each:,}" for each in sorted(lengths))
+            found.append(f"Not certified: no held-out document has {missing} tokens.")
+        return found
 
     def on_fitted(self, plan: Mapping[str, str], target: float = -math.inf) -> dict[int, float]:
         """The fidelity of a plan on the batches of the search, by length: their mean, or what a share of them has.

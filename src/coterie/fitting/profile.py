@@ -23,6 +23,7 @@ from coterie.observe import Seen, observing
 
 PROFILE = 0.25  # of a budget is over when candidates have been tried
 _SHARE = 6  # of the heads, one in so many, are what candidates are screened on
+_LONGER = 1.5  # times as many keys as were screened with: what was slow then may pay
 _UNTRIED = "not tried: the time was up"
 _SLOWER, _FASTER, _BETTER = 1.25, 0.85, 0.95  # ratios that a screening believes in
 
@@ -63,6 +64,7 @@ class Profile:
     refused: dict[tuple[str, str], str] = field(default_factory=dict)
     kept: dict[str, list[Mechanism]] = field(default_factory=dict)  # what a module's screening left
     beaten: dict[tuple[str, str], str] = field(default_factory=dict)  # what it did not, and why
+    screened: dict[str, int] = field(default_factory=dict)  # with how many keys
 
     def table(self, candidates: list[Mechanism]) -> list[Tried]:
         """Everything that was tried; dense attention first."""
@@ -158,7 +160,7 @@ class Trial:
         self.found.shapes.setdefault(module, []).append(shape)
         exact, seconds = dense(seen)
         self.found.times.setdefault((shape, DENSE), []).append(seconds)
-        if module not in self.found.kept:
+        if seen.k.shape[2] > _LONGER * self.found.screened.get(module, 0):
             self._screen(module, seen, until)
         self._try(module, shape, seen, exact, until)
         self.left, self.done = self.left - 1, self.done + 1
@@ -180,6 +182,7 @@ class Trial:
         What was good in other modules comes first, in case that time runs out.
         """
         wanted = sorted(self.task.candidates, key=lambda each: -self.good[str(each)])
+        self.found.screened[module] = seen.k.shape[2]
         few = seen.some_heads(max(1, seen.k.shape[1] // _SHARE))
         if seen.q.shape[1] < _SHARE or few is seen:
             self.found.kept[module] = wanted
@@ -196,6 +199,8 @@ class Trial:
                 seconds = min(seconds, dense(few)[1])
             if once is not None:
                 tried[mechanism] = once
+        for each in self.task.candidates:  # with fewer keys they may have been
+            self.found.beaten.pop((module, str(each)), None)
         where = f"on {few.q.shape[1]} of {seen.q.shape[1]} heads"
         for mechanism, mine in tried.items():
             if mine.seconds > _SLOWER * seconds:

@@ -92,9 +92,9 @@ class Fit:
         if not self.certified:
             seen = f": {self.held_out:.4f} was seen on held-out documents" if math.isfinite(self.held_out) else ""
             return f"Nothing is promised{seen}."
-        whom = "on documents like yours" if self.share is None else f"on {self.share:.0%} of documents like yours"
+        whom = "on documents like yours" if self.share is None else f"on {100 * self.share:g}% of documents like yours"
         mean = "a mean fidelity" if self.share is None else "a fidelity"
-        return f"With {self.confidence:.0%} confidence: {mean} of at least {self.fidelity:g} {whom}."
+        return f"With {100 * self.confidence:g}% confidence: {mean} of at least {self.fidelity:g} {whom}."
 
     @property
     def speedups(self) -> tuple[float, float]:

@@ -49,11 +49,15 @@ def search(task: Task, remembered: Remembered, profiled: Profiled) -> Searched:
             task.tell("search", min(len(scores) - 1, steps), steps)
         return scores[index] >= task.target
 
+    stopped = False
+
     def over() -> bool:
+        nonlocal stopped
         mine, others = (remembered.seconds(part) for part in (remembered.fitted, remembered.checked))
         if len(scores) == 1 and not task.out_of_time(ahead=mine + others):
             return False  # without a plan that was run there is none to certify
-        return task.out_of_time(SEARCH, mine)
+        stopped = task.out_of_time(SEARCH, mine)
+        return stopped
 
     def probe(low: int, high: int) -> int | None:
         if costs[high].seconds - costs[low].seconds < _WORTH * costs[high].seconds:
@@ -63,7 +67,7 @@ def search(task: Task, remembered: Remembered, profiled: Profiled) -> Searched:
 
     chosen = cheapest(plans, holds, over, probe)
     notes = []
-    if chosen and over():
+    if stopped:
         notes.append("The time budget ended the search: a cheaper plan may hold, too.")
     elif chosen < len(plans) - 1:
         same = alike(profiled.table, plans[chosen], costs[chosen])

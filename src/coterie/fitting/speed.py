@@ -51,7 +51,11 @@ def time_passes(task: Task, remembered: Remembered, profiled: Profiled, certifie
     same = set(choices.values()) == {DENSE}
     ways = {"dense": None} if same else {"dense": None, "fitted": choices}
     scale = remembered.scale
-    best = _best(task, {scale.length(index): index for index in reversed(remembered.checked)}, scale, ways)
+    best: dict[tuple[str, int], float] = {}
+    try:
+        _time(best, task, {scale.length(index): index for index in reversed(remembered.checked)}, scale, ways)
+    except KeyboardInterrupt:
+        remembered.interrupted = True
     lengths = []
     for tokens, documents in remembered.documents().items():
         before, after = (best.get((name, tokens), math.nan) for name in ("dense", "dense" if same else "fitted"))
@@ -62,31 +66,30 @@ def time_passes(task: Task, remembered: Remembered, profiled: Profiled, certifie
 
 
 @torch.no_grad()
-def _best(
-    task: Task, first: dict[int, int], scale: Fidelity, ways: Mapping[str, dict[str, str] | None]
-) -> dict[tuple[str, int], float]:
+def _time(
+    best: dict[tuple[str, int], float],
+    task: Task,
+    first: dict[int, int],
+    scale: Fidelity,
+    ways: Mapping[str, dict[str, str] | None],
+) -> None:
     """Seconds by way and length: whole forward passes in turn; the least of a few, as other work only ever adds. What
-    there is no time for, or no patience, is not there."""
-    best: dict[tuple[str, int], float] = {}
+    there is no time for is not there."""
     repeats = _REPEATS if len(ways) > 1 else 1
     taken = len(ways) * sum(scale.seconds[index] for index in first.values())
-    try:
-        for repeat in range(repeats):
-            if task.out_of_time(ahead=taken):
-                break
-            begun = time.perf_counter()
-            for name, choices in ways.items():
-                if choices is None:
-                    task.host.undo()
-                else:
-                    task.host.put(choices)
-                for tokens, index in first.items():
-                    start = time.perf_counter()
-                    task.host.attend(scale.batches[index])
-                    seconds = time.perf_counter() - start
-                    best[name, tokens] = min(best.get((name, tokens), math.inf), seconds)
-            taken = time.perf_counter() - begun
-            task.tell("timing", repeat + 1, repeats)
-    except KeyboardInterrupt:
-        pass
-    return best
+    for repeat in range(repeats):
+        if task.out_of_time(ahead=taken):
+            break
+        begun = time.perf_counter()
+        for name, choices in ways.items():
+            if choices is None:
+                task.host.undo()
+            else:
+                task.host.put(choices)
+            for tokens, index in first.items():
+                start = time.perf_counter()
+                task.host.attend(scale.batches[index])
+                seconds = time.perf_counter() - start
+                best[name, tokens] = min(best.get((name, tokens), math.inf), seconds)
+        taken = time.perf_counter() - begun
+        task.tell("timing", repeat + 1, repeats)

@@ -81,8 +81,15 @@ def fits(asked: Asked, tell: Progress) -> list[Fit]:
         )
         remembered = Remembered(task, scale, fitted, checked, {} if remembered is None else remembered.known)
         profiled = profile(task, scale.lengths) if profiled is None else profiled
-        found[target] = _fit(task, remembered, profiled, asked, notes)
-    return [found[target] for target in asked.targets]
+        try:
+            found[target] = _fit(task, remembered, profiled, asked, notes)
+        except KeyboardInterrupt:
+            if not found:
+                raise
+            break
+        if remembered.interrupted:
+            break
+    return [found[target] for target in asked.targets if target in found]
 
 
 class _TooShortError(Exception):
@@ -203,7 +210,7 @@ def _fit(task: Task, remembered: Remembered, profiled: Profiled, asked: Asked, n
     timed = time_passes(task, remembered, profiled, certified)
     if timed.speedup < 1:  # what saves time in attention alone may cost it elsewhere
         said = f"The plan that held makes the whole model {timed.speedup:.2f}× as fast: it is not taken."
-        certified, timed = all_dense(task, remembered, [*certified.notes, said]), timed.all_dense()
+        certified, timed = all_dense(task, remembered, [said]), timed.all_dense()
     choices = task.whole(certified.plan)
     notes = [*notes, *profiled.notes, *searched.notes, *certified.notes, *_remarks(choices, searched, profiled)]
     return Fit(
