@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
 from coterie.checks import expect
+
+if TYPE_CHECKING:
+    from coterie.mechanisms.near_far.finished import Finished
 
 _LEAST = 64  # tokens that a buffer has room for
 
@@ -62,6 +67,21 @@ def _writable(room: Tensor) -> bool:
     return not room.is_inference() or torch.is_inference_mode_enabled()
 
 
+class _Latest(threading.local):
+    """The layer that was updated last, in each thread."""
+
+    layer: Any = None  # a weak reference
+
+
+_latest = _Latest()
+
+
+def holder(keys: Tensor) -> BufferedLayer | None:
+    """The layer that has just given these keys to its attention, if it is one with buffers."""
+    layer: BufferedLayer | None = None if _latest.layer is None else _latest.layer()
+    return layer if layer is not None and layer.keys is keys else None
+
+
 class BufferedLayer(DynamicLayer):
     """One layer of a cache, as `DynamicLayer` is, without its copy of all keys and values for every token.
 
@@ -73,6 +93,8 @@ class BufferedLayer(DynamicLayer):
         super().__init__()
         self.max_length = max_length
         self._buffers = Buffer(), Buffer()
+        self.finished: Finished | None = None  # of near–far decoding
+        self.seen: Tensor | None = None  # (B, N) bool: which tokens it took for real
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         super().lazy_initialization(key_states, value_states)
@@ -90,6 +112,7 @@ class BufferedLayer(DynamicLayer):
             keys, values = self._buffers
             self.keys = keys.append(self.keys, key_states, self.max_length)
             self.values = values.append(self.values, value_states, self.max_length)
+        _latest.layer = weakref.ref(self)
         return self.keys, self.values
 
     def get_max_length(self) -> int:
@@ -100,16 +123,42 @@ class BufferedLayer(DynamicLayer):
 
     def reset(self) -> None:
         """Forget all tokens, and keep the buffers for the next ones."""
+        self.forget()
         if self.is_initialized:
             self.keys, self.values = self.keys[:, :, :0], self.values[:, :, :0]
+
+    def forget(self) -> None:
+        """Forget what decoding has made of the tokens: it will be made again."""
+        self.finished = self.seen = None
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Remove so many tokens (a negative number) from the end; chunks that they are in are no longer finished."""
+        super().crop(tokens_to_remove)
+        if self.finished is not None and self.seen is not None:
+            self.seen = self.seen[:, : self.get_seq_length()]
+            self.finished.crop(self.seen.sum(-1).tolist())
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Let each sample be there so many times."""
+        self.forget()
+        super().batch_repeat_interleave(repeats)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Only keep these samples."""
+        self.forget()
+        super().batch_select_indices(indices)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Let sample i be what sample beam_idx[i] was."""
         if self.get_seq_length() == 0:
             return
         if len(beam_idx) != self.keys.shape[0] or not all(map(_writable, (self.keys, self.values))):
+            self.forget()
             super().reorder_cache(beam_idx)
             return
+        if self.finished is not None and self.seen is not None:
+            self.finished.reorder(beam_idx.to(self.keys.device))
+            self.seen = self.seen[beam_idx.to(self.seen.device)]
         keys, values = self._buffers
         index = beam_idx.to(self.keys.device)
         self.keys, self.values = keys.reorder(self.keys, index), values.reorder(self.values, index)
