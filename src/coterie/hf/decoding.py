@@ -47,7 +47,9 @@ class _Pass(threading.local):
 
     mask: Tensor | None = None
     queries: int = 0
+    whole: bool = False  # no token is padding
     alone: bool = False  # one new token, which sees all others
+    counted: Tensor | None = None  # 0, 1, 2, …: the places of tokens, where none is padding
     real: Tensor | None = None  # (B, N) bool
     before: Tensor | None = None  # what was real in the pass before
     goes_on: bool = False  # whether this one is that one and new tokens
@@ -75,10 +77,13 @@ def sees_all(call: Asked, mask: Tensor | None) -> bool:
 
 def _note(mask: Tensor | None, rules: Rules, queries: int) -> None:
     """Keep what follows from a mask for the other layers."""
-    _pass.before, _pass.goes_on = _pass.real, _begins(_pass.real, rules.real)
+    whole, before = bool(rules.real.all()), _pass.real
+    longer = before is not None and before.shape[0] == rules.real.shape[0] and before.shape[1] <= rules.real.shape[1]
+    _pass.goes_on = longer if whole and _pass.whole else _begins(before, rules.real)
+    _pass.before, _pass.whole = before, whole
     _pass.mask, _pass.queries, _pass.real, _pass.step = mask, queries, rules.real, None
     _pass.asking, last = rules.real_queries(queries), rules.real.shape[1] - 1
-    everything = queries == 1 and rules.causal and not rules.window and bool(rules.real.all())
+    everything = queries == 1 and rules.causal and not rules.window and whole
     _pass.alone = everything and bool((rules.offset == last).all())
     _pass.rules = rules
 
@@ -123,8 +128,18 @@ def _step(call: Asked, mask: Tensor | None, name: str) -> tuple[Step, Tensor]:
         _note(mask, rules, queries)
     assert _pass.rules is not None
     if _pass.step is None:
-        _pass.step = _placed(_pass.rules, queries)
+        _pass.step = _counted(_pass.rules, queries) if _pass.whole else _placed(_pass.rules, queries)
     return _pass.step, _pass.rules.real
+
+
+def _counted(rules: Rules, queries: int) -> Step:
+    """Where each token is, if none is padding: no step over all of them is needed but to count on."""
+    batch, length = rules.real.shape
+    known = _pass.counted
+    if known is None or len(known) < length or known.device != rules.real.device:
+        known = _pass.counted = torch.arange(2 * length, dtype=torch.int32, device=rules.real.device)
+    at = torch.arange(queries, dtype=torch.int32, device=rules.real.device) + rules.offset[:, None]
+    return Step(known[:length].expand(batch, -1).contiguous(), at.clamp(-1, length - 1).to(torch.int32).contiguous())
 
 
 def _placed(rules: Rules, queries: int) -> Step:
