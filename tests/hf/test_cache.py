@@ -275,4 +275,4 @@ def test_what_is_no_writer_has_no_cache():
     with pytest.raises(ValueError, match="max_length: expected an int ≥ 1, got 0"):
         coterie.hf.Cache(writer("bart"), max_length=0)
     with pytest.raises(TypeError, match="max_length: expected an int, got float"):
-        coterie.hf.Cache(writer("llama"), max_length=3.5)
+        coterie.hf.Cache(writer("llama"), max_length=3.5)  # type: ignore[arg-type]

@@ -251,7 +251,7 @@ def test_the_kernel_refuses_what_it_cannot_read():
     with pytest.raises(ValueError, match="rank: expected at most 69, got 70"):
         decode(finished, q[:, :, -1:], k, v, at, 0.3)
     places = (room.bytes[:, :, :1], room.scales[..., :16], room.order[..., :16])
-    finished.room = Room(*(x.contiguous() for x in places), *room[3:])
+    finished.room = room._replace(**dict(zip(Room._fields, (x.contiguous() for x in places), strict=False)))
     with pytest.raises(ValueError, match="rank: expected finished chunks before the previous one"):
         decode(finished, q[:, :, -1:], k, v, step(70), 0.3)
 

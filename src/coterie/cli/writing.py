@@ -39,7 +39,7 @@ class Written(NamedTuple):
         return f"{fast}, decoding {self.new_tokens:,} in {self.decode_seconds:.2f} s ({rate:,.1f} tokens/s)"
 
 
-class _Listener(TextStreamer):
+class _Listener(TextStreamer):  # type: ignore[misc]  # transformers has no types
     """Hears every token: prints it if that is wanted, and knows when it came."""
 
     def __init__(self, tokenizer: Any, *, aloud: bool) -> None:

@@ -82,7 +82,7 @@ def holder(keys: Tensor) -> BufferedLayer | None:
     return layer if layer is not None and layer.keys is keys else None
 
 
-class BufferedLayer(DynamicLayer):
+class BufferedLayer(DynamicLayer):  # type: ignore[misc]  # transformers has no types
     """One layer of a cache, as `DynamicLayer` is, without its copy of all keys and values for every token.
 
     `keys` and `values` are views of the buffers. Who puts other tensors there is believed: they are copied into new

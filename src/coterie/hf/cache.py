@@ -13,7 +13,7 @@ from coterie.hf.buffers import BufferedLayer
 from coterie.hf.wrapped import model_inside
 
 
-class Cache(DynamicCache):
+class Cache(DynamicCache):  # type: ignore[misc]  # transformers has no types
     """Keys and values of a model's earlier tokens, in buffers that have room for more.
 
     Hugging Face's `DynamicCache` copies all of them for every new token; here a token is written behind the others, so
@@ -44,7 +44,7 @@ class Cache(DynamicCache):
         inner = _checked(model, max_length)
         if inner.config.is_encoder_decoder:
             own = super().__new__(cls)
-            own.__init__(model, max_length)  # type: ignore[misc]  # Python calls it for a Cache alone
+            own.__init__(model, max_length)  # Python calls it for a Cache alone
             cross = DynamicCache()
             cross.layers, cross.layer_class_to_replicate = _layers(inner), None
             return EncoderDecoderCache(own, cross)
