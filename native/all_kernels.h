@@ -2,6 +2,8 @@
 #include "kernels.h"
 
 #include "backward.h"
+#include "decode.h"
+#include "finish.h"
 #include "forward.h"
 #include "halving.h"
 #include "hashing.h"
@@ -18,6 +20,8 @@ inline Kernels all_kernels(const char* name) {
         .name = name,
         .forward = forward,
         .backward = backward,
+        .decode = decode,
+        .finish = finish,
         .means = means,
         .means_backward = means_backward,
         .planning =

@@ -153,6 +153,41 @@ struct Backward {
     int64_t grad_mask_strides[4] = {0, 0, 0, 0};
 };
 
+// One step of decoding; `decode.h` has what is done. Everything but q, k and v is contiguous.
+struct DecodeCall {
+    Rows q, k, v;
+    const int32_t* real = nullptr;  // (batch, Nk): rows of k that are real, in order
+    const int32_t* rank = nullptr;  // (batch, Nq): the last of these that a query sees; −1 sees none
+    const uint8_t* bytes = nullptr;  // (batch, key heads, places, padded dim): keys of finished chunks, in panels
+    const float* scales = nullptr;  // (batch, key heads, places)
+    const int32_t* order = nullptr;  // (batch, key heads, places): rows of k, cluster by cluster
+    const int32_t* offsets = nullptr;  // (batch, key heads, clusters + 1)
+    const float *mean_keys = nullptr, *mean_values = nullptr;  // (batch, key heads, clusters, dim)
+    int64_t places = 0, clusters = 0;  // that there is room for
+    int64_t chunk = 1, per = 1, sinks = 0, near = 0, reach = 1, least = 0;
+    float scale = 1;
+    int threads = 1;
+    float* out = nullptr;  // (batch, heads, Nq, value dim)
+    int32_t* picks = nullptr;  // (batch, heads, Nq, near): the near keys, if asked for; −1 behind the last
+};
+
+// Chunks of a cache that are to be finished; `finish.h` has what is done. Everything but k and v is contiguous.
+struct FinishCall {
+    Rows k, v;  // of some samples, chunk by chunk
+    const int32_t* rows = nullptr;  // (those samples, keys): where the keys are in the cache
+    const int64_t* labels = nullptr;  // (those samples, key heads, keys): the cluster of each
+    const int64_t* samples = nullptr;  // which samples
+    int64_t clusters = 0, first_cluster = 0,
+            all_clusters = 0;  // of these chunks, before them, and that there is room for
+    int64_t first_place = 0, places = 0;
+    int threads = 1;
+    // As in DecodeCall:
+    uint8_t* bytes = nullptr;
+    float* scales = nullptr;
+    int32_t *order = nullptr, *offsets = nullptr;
+    float *mean_keys = nullptr, *mean_values = nullptr;
+};
+
 // The logs of 0 … kLogs − 1, taken in float64.
 constexpr int32_t kLogs = 1024;
 const float* logs();

@@ -12,6 +12,8 @@ struct Kernels {
     const char* name;
     void (*forward)(const Call&, const Forward&);
     void (*backward)(const Call&, Backward&);
+    void (*decode)(const DecodeCall&);
+    void (*finish)(const FinishCall&);
     void (*means)(const Segments&, const Rows&, float*);
     void (*means_backward)(const Segments&, Gradient&);
     PlanningKernels planning;

@@ -448,6 +448,99 @@ static void near_keys(const Tensor& queries, const Tensor& k, const std::vector<
     kernels().planning.near_keys(call, query, found);
 }
 
+static void decode(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& real, const Tensor& rank,
+                   const Tensor& bytes, const Tensor& scales, const Tensor& order, const Tensor& offsets,
+                   const Tensor& mean_keys, const Tensor& mean_values, int64_t chunk, int64_t per, int64_t sinks,
+                   int64_t near, int64_t reach, int64_t least, double scale, int64_t threads, const Tensor& out,
+                   const std::optional<Tensor>& picks) {
+    Rows queries = rows_of("q", q), keys = rows_of("k", k);
+    Rows values = rows_of("v", v, {keys.batch, keys.heads, keys.rows, size_of(v, 3)});
+    check_shape("q", q, {keys.batch, queries.heads, queries.rows, keys.dim});
+    check_heads("q", queries.heads, keys.heads);
+    check_in("head size", keys.dim, 1, int64_t{1} << 16);
+    check_rank("order", order, 3);
+    check_rank("offsets", offsets, 3);
+    int64_t places = size_of(order, 2), clusters = size_of(offsets, 2) - 1, lanes = 16;
+    int64_t wide = (keys.dim + lanes - 1) / lanes * lanes;
+    if (places % lanes) refuse("order", "a multiple of 16 places", std::to_string(places));
+    check_in("offsets", clusters, 0, kMostRows);
+    Shape lead{keys.batch, keys.heads};
+    auto shape = [&](std::initializer_list<int64_t> rest) {
+        Shape whole = lead;
+        whole.insert(whole.end(), rest);
+        return whole;
+    };
+    DecodeCall call{
+        .q = queries,
+        .k = keys,
+        .v = values,
+        .real = data_of<int32_t>("real", real, {keys.batch, keys.rows}),
+        .rank = data_of<int32_t>("rank", rank, {keys.batch, queries.rows}),
+        .bytes = data_of<uint8_t>("bytes", bytes, shape({places / lanes, wide / 4, lanes, 4})),
+        .scales = data_of<float>("scales", scales, shape({places})),
+        .order = data_of<int32_t>("order", order, shape({places})),
+        .offsets = data_of<int32_t>("offsets", offsets, shape({clusters + 1})),
+        .mean_keys = data_of<float>("mean_keys", mean_keys, shape({clusters, keys.dim})),
+        .mean_values = data_of<float>("mean_values", mean_values, shape({clusters, values.dim})),
+        .places = places,
+        .clusters = clusters,
+        .chunk = check_in("chunk", chunk, 1, kMostRows),
+        .per = check_in("per", per, 1, kMostRows),
+        .sinks = check_in("sinks", sinks, 0, kMostRows),
+        .near = check_in("near", near, 0, kMostRows),
+        .reach = check_in("reach", reach, std::max<int64_t>(1, near), INT64_MAX),
+        .least = check_in("least", least, 0, INT64_MAX),
+        .scale = static_cast<float>(scale),
+        .threads = check_threads(threads),
+        .out = data_of<float>("out", out, {keys.batch, queries.heads, queries.rows, values.dim}),
+        .picks = data_of<int32_t>("picks", picks, {keys.batch, queries.heads, queries.rows, near}),
+    };
+    for (int64_t i = 0; i < keys.batch * queries.rows; i++) check_in("rank", call.rank[i], -1, keys.rows - 1);
+    Working working;
+    kernels().decode(call);
+}
+
+static void finish(const Tensor& k, const Tensor& v, const Tensor& rows, const Tensor& labels, const Tensor& samples,
+                   int64_t first_place, int64_t first_cluster, int64_t clusters, int64_t threads, const Tensor& bytes,
+                   const Tensor& scales, const Tensor& order, const Tensor& offsets, const Tensor& mean_keys,
+                   const Tensor& mean_values) {
+    Rows keys = rows_of("k", k);
+    Rows values = rows_of("v", v, {keys.batch, keys.heads, keys.rows, size_of(v, 3)});
+    check_in("head size", keys.dim, 1, int64_t{1} << 16);
+    check_rank("order", order, 3);
+    check_rank("offsets", offsets, 3);
+    int64_t all = size_of(order, 0), places = size_of(order, 2), room = size_of(offsets, 2) - 1, lanes = 16;
+    int64_t wide = (keys.dim + lanes - 1) / lanes * lanes;
+    if (places % lanes) refuse("order", "a multiple of 16 places", std::to_string(places));
+    check_in("clusters", clusters, 0, room);
+    check_in("first_cluster", first_cluster, 0, room - clusters);
+    check_in("k", keys.rows, 0, places);
+    check_in("first_place", first_place, 0, places - keys.rows);
+    FinishCall call{
+        .k = keys,
+        .v = values,
+        .rows = data_of<int32_t>("rows", rows, {keys.batch, keys.rows}),
+        .labels = data_of<int64_t>("labels", labels, {keys.batch, keys.heads, keys.rows}),
+        .samples = data_of<int64_t>("samples", samples, {keys.batch}),
+        .clusters = clusters,
+        .first_cluster = first_cluster,
+        .all_clusters = room,
+        .first_place = first_place,
+        .places = places,
+        .threads = check_threads(threads),
+        .bytes = data_of<uint8_t>("bytes", bytes, {all, keys.heads, places / lanes, wide / 4, lanes, 4}),
+        .scales = data_of<float>("scales", scales, {all, keys.heads, places}),
+        .order = data_of<int32_t>("order", order, {all, keys.heads, places}),
+        .offsets = data_of<int32_t>("offsets", offsets, {all, keys.heads, room + 1}),
+        .mean_keys = data_of<float>("mean_keys", mean_keys, {all, keys.heads, room, keys.dim}),
+        .mean_values = data_of<float>("mean_values", mean_values, {all, keys.heads, room, values.dim}),
+    };
+    check_labels(call.labels, nullptr, static_cast<int64_t>(labels.size()), clusters);
+    for (int64_t s = 0; s < keys.batch; s++) check_in("samples", call.samples[s], 0, all - 1);
+    Working working;
+    kernels().finish(call);
+}
+
 NB_MODULE(_native, m) {
     using namespace nb::literals;
     using Maybe = std::optional<Tensor>;
@@ -465,6 +558,11 @@ NB_MODULE(_native, m) {
     m.def("forward", forward, "tensors"_a, "settings"_a, "out"_a, "lse"_a, "alone"_a.none());
     m.def("backward", backward, "tensors"_a, "settings"_a, "out"_a, "lse"_a, "alone"_a.none(), "grad_out"_a,
           "grad_lse"_a, "grad_q"_a, "grad_k"_a, "grad_v"_a, "grad_mask"_a.none());
+    m.def("decode", decode, "q"_a, "k"_a, "v"_a, "real"_a, "rank"_a, "bytes"_a, "scales"_a, "order"_a, "offsets"_a,
+          "mean_keys"_a, "mean_values"_a, "chunk"_a, "per"_a, "sinks"_a, "near"_a, "reach"_a, "least"_a, "scale"_a,
+          "threads"_a, "out"_a, "picks"_a.none());
+    m.def("finish", finish, "k"_a, "v"_a, "rows"_a, "labels"_a, "samples"_a, "first_place"_a, "first_cluster"_a,
+          "clusters"_a, "threads"_a, "bytes"_a, "scales"_a, "order"_a, "offsets"_a, "mean_keys"_a, "mean_values"_a);
     m.def("adopt_team", [](uintptr_t address) { adopt_team(reinterpret_cast<Team>(address)); });
     m.def("instruction_set", [] { return std::string(kernels().name); });
 

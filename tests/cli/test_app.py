@@ -320,7 +320,13 @@ def test_a_gpt_2_speaks_and_a_short_prompt_is_kept(tmp_path):
     assert found["tokens"] == 20
     assert "text" in found
     said = coterie("run", tmp_path, "--new-tokens", "128", fails=1)
-    assert "--new-tokens must be below the 128 positions" in said
+    assert "--tokens must be below the 128 positions" in said
+    assert (found["new_tokens"], found["stopped"]) == (30, False)
+    assert min(found["prefill_seconds"], found["decode_seconds"]) > 0
+    said = coterie("run", tmp_path, "--prompt", "the cat sat", "--tokens", "3")
+    assert said.strip()
+    said = coterie("run", tmp_path, "--prompt", "a", "--text", tmp_path / "config.json", fails=1)
+    assert "--prompt and --text both give a text" in said
 
 
 def test_any_error_is_one_sentence(monkeypatch):

@@ -345,6 +345,61 @@ def _cross_polytope(rng: random.Random) -> Arguments:
     }
 
 
+def _room(batch: int, heads: int, chunks: int, chunk: int, per: int, dim: int, sinks: int) -> Arguments:
+    """Finished chunks, all keys of each in its first cluster."""
+    places, clusters, wide = -(-chunks * chunk // 16) * 16, chunks * per, -(-dim // 16) * 16
+    ends = [max(0, (c // per + 1) * chunk - sinks) for c in range(clusters)]
+    return {
+        "bytes": _ints(256, batch, heads, places // 16, wide // 4, 16, 4).to(torch.uint8),
+        "scales": torch.rand(batch, heads, places),
+        "order": _ints(max(1, chunks * chunk), batch, heads, places),
+        "offsets": torch.tensor([0, *ends], dtype=torch.int32).expand(batch, heads, -1).contiguous(),
+        "mean_keys": torch.randn(batch, heads, clusters, dim),
+        "mean_values": torch.randn(batch, heads, clusters, dim),
+    }
+
+
+def _decode(rng: random.Random) -> Arguments:
+    batch, heads, key_heads, queries, keys, dim = _sizes(rng)
+    chunk, per, sinks, near = rng.randint(1, 4), rng.randint(1, 2), rng.randint(0, 2), rng.randint(0, 5)
+    rank = _ints(keys + 1, batch, queries) - 1
+    return {
+        "q": _floats(rng, batch, heads, queries, dim),
+        "k": _floats(rng, batch, key_heads, keys, dim),
+        "v": _floats(rng, batch, key_heads, keys, dim),
+        "real": torch.arange(keys, dtype=torch.int32).expand(batch, -1).contiguous(),
+        "rank": rank,
+        **_room(batch, key_heads, keys // chunk, chunk, per, dim, sinks),
+        "chunk": chunk,
+        "per": per,
+        "sinks": sinks,
+        "near": near,
+        "reach": max(1, near) + rng.randint(0, 9),
+        "least": rng.randint(0, 9),
+        "scale": rng.random(),
+        "threads": rng.randint(1, 3),
+        "out": torch.zeros(batch, heads, queries, dim),
+        "picks": _ints(1, batch, heads, queries, near) if rng.random() < 0.5 else None,
+    }
+
+
+def _finish(rng: random.Random) -> Arguments:
+    batch, _, heads, _, keys, dim = _sizes(rng)
+    clusters = rng.randint(1, 3)
+    return {
+        "k": _floats(rng, batch, heads, keys, dim),
+        "v": _floats(rng, batch, heads, keys, dim),
+        "rows": _ints(max(1, keys), batch, keys),
+        "labels": _ints(clusters, batch, heads, keys, dtype=torch.int64),
+        "samples": torch.arange(batch),
+        "first_place": rng.randint(0, 2),
+        "first_cluster": rng.randint(0, 2),
+        "clusters": clusters,
+        "threads": rng.randint(1, 3),
+        **_room(batch, heads, 5, keys // 3 + 1, 1, dim, 0),
+    }
+
+
 CALLS: dict[str, Callable[[random.Random], Arguments]] = {
     "forward": _forward,
     "backward": _backward,
@@ -358,6 +413,8 @@ CALLS: dict[str, Callable[[random.Random], Arguments]] = {
     "top_keys": _top_keys,
     "near_keys": _near_keys,
     "cross_polytope": _cross_polytope,
+    "decode": _decode,
+    "finish": _finish,
 }
 
 

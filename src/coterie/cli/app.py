@@ -214,7 +214,10 @@ def run(
     text: Text = None,
     fitted: Annotated[Path | None, typer.Option("--fit", help="What 'fit --save' wrote.")] = None,
     imported: Import = None,
-    new_tokens: Annotated[int, typer.Option(min=1, help="For models that generate.")] = 64,
+    prompt: Annotated[str | None, typer.Option(help="The text itself.")] = None,
+    new_tokens: Annotated[
+        int, typer.Option("--tokens", "--new-tokens", min=1, help="To write, by models that generate.")
+    ] = 64,
     length: Annotated[int | None, typer.Option(min=1, help="At most so many tokens.")] = None,
     extend_positions: Extend = False,
     trust_remote_code: Trust = False,
@@ -223,11 +226,13 @@ def run(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Embed a text, or go on writing it, with a fitted model."""
+    """Embed a text, or go on writing it, with a fitted model. Ctrl-C ends the writing."""
     import_files(imported)
+    if prompt is not None and text:
+        raise UserError("--prompt and --text both give a text: leave one of them out.")
     if vector_file is not None:
         vectors.check_file(vector_file)
-    source = inputs.read_text(text) if text else inputs.documentation()[:2000]
+    source = prompt or (inputs.read_text(text) if text else inputs.documentation()[:2000])
     with spinner(f"loading {model}"):
         if extend_positions and length is None:
             raise UserError("--extend-positions needs a --length to extend them to.")
@@ -247,32 +252,47 @@ def run(
     limit = min(filter(None, (length, room)), default=None)
     if loaded.speaks and room is not None:
         if new_tokens >= room:
-            raise UserError(f"--new-tokens must be below the {room} positions of {loaded.name}, not {new_tokens}.")
+            raise UserError(f"--tokens must be below the {room} positions of {loaded.name}, not {new_tokens}.")
         limit = min(limit or room, room - new_tokens)
     settings = {"truncation": True, "max_length": limit} if limit else {}
     whole = len(inputs.encode(loaded, source))
     batch = loaded.tokenizer(source, return_tensors="pt", verbose=False, **settings)
     batch = {key: batch[key] for key in ("input_ids", "attention_mask")}
+    tokens = batch["input_ids"].shape[1]
+    first = f"the first {tokens:,} tokens of about {whole:,}" if tokens < whole else f"{tokens:,} tokens"
+    if loaded.speaks:
+        _write(loaded, batch, new_tokens, first, as_json=as_json)
+        return
     start = time.perf_counter()
     with spinner("running"), torch.no_grad():
-        if loaded.speaks:
-            ids = loaded.model.generate(**batch, max_new_tokens=new_tokens, do_sample=False)
-            answer: Any = loaded.tokenizer.decode(ids[0, batch["input_ids"].shape[1] :], skip_special_tokens=True)
-        else:
-            hidden, mask = loaded.model(**batch).last_hidden_state, batch["attention_mask"][..., None]
-            answer = F.normalize((hidden * mask).sum(1) / mask.sum(1), dim=-1)[0]
-    taken, tokens = time.perf_counter() - start, batch["input_ids"].shape[1]
+        hidden, mask = loaded.model(**batch).last_hidden_state, batch["attention_mask"][..., None]
+        answer = F.normalize((hidden * mask).sum(1) / mask.sum(1), dim=-1)[0]
+    taken = time.perf_counter() - start
     facts = {"tokens": tokens, "seconds": taken}
     if as_json:
-        print_json(facts | ({"text": answer} if loaded.speaks else {"embedding": answer.tolist()}))
+        print_json(facts | {"embedding": answer.tolist()})
     else:
-        out.print(shown(answer) if loaded.speaks else vectors.summary(answer), markup=False)
+        out.print(vectors.summary(answer), markup=False)
     if vector_file is not None:
         vectors.write_vector(vector_file, answer, facts)
         if not as_json:
             wrote(vector_file)
-    first = f"the first {tokens:,} tokens of about {whole:,}" if tokens < whole else f"{tokens:,} tokens"
     err.print(f"{first} in {taken:.2f} s")
+
+
+def _write(loaded: inputs.Loaded, batch: dict[str, torch.Tensor], new_tokens: int, read: str, *, as_json: bool) -> None:
+    """Go on writing a text: it is printed as it comes, and then how fast it came."""
+    from coterie.cli.writing import write
+
+    with torch.no_grad():
+        found = write(loaded.model, loaded.tokenizer, batch, new_tokens, aloud=not as_json)
+    tokens = batch["input_ids"].shape[1]
+    if as_json:
+        taken = found.prefill_seconds + found.decode_seconds
+        print_json({"tokens": tokens, "seconds": taken, **found._asdict()})
+    err.print(f"{read}: {found.speeds(tokens)}", highlight=False)
+    if found.stopped:
+        raise typer.Exit(130)
 
 
 def _known(path: Path, found: Fit) -> Fit:

@@ -8,6 +8,7 @@ from coterie.hf import version
 
 version.check()  # before anything that an older one does not have
 
+from coterie.hf.cache import Cache  # noqa: E402
 from coterie.hf.layers import Layer, describe  # noqa: E402
 from coterie.hf.loading import load  # noqa: E402
 from coterie.hf.model import apply, attention_modules, undo, use  # noqa: E402
@@ -17,6 +18,7 @@ from coterie.mechanisms.by_sample import FEW_QUERIES  # noqa: E402
 
 __all__ = [
     "FEW_QUERIES",
+    "Cache",
     "Layer",
     "apply",
     "attention_modules",

@@ -12,7 +12,8 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from coterie.call import HIDDEN
 from coterie.functional import attention
-from coterie.hf import choice, turn
+from coterie.hf import choice, decoding, turn
+from coterie.hf.asked import Asked
 from coterie.hf.masks import Rules, coterie_mask
 from coterie.mechanisms import Mechanism
 from coterie.mechanisms.by_sample import where_it_pays
@@ -35,17 +36,6 @@ _REFUSED = {
 }
 
 
-class Asked(NamedTuple):
-    """What one layer's attention is asked for."""
-
-    module: nn.Module
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    scale: float | None
-    dropout: float
-
-
 def attend(
     module: nn.Module,
     query: Tensor,
@@ -62,6 +52,13 @@ def attend(
     _refuse(module, rest)
     choice.count(module)
     call = Asked(module, query, key, value, scaling, dropout)
+    if decoding.is_step(query, key):
+        over_cache = choice.decode_of(module)
+        if over_cache is not None:
+            out = decoding.answer(call, over_cache, attention_mask, position_bias)
+            return out.transpose(1, 2).contiguous(), None
+        if position_bias is None and decoding.sees_all(call, attention_mask):
+            return _sdpa(call, None).transpose(1, 2).contiguous(), None
     causal = is_causal if is_causal is not None else bool(getattr(module, "is_causal", False))
     rules = _rules(call, attention_mask, causal)
     pairs = attention_mask if rules is None else None
@@ -204,11 +201,15 @@ def _dense(call: Asked, rules: Rules | None, pairs: Tensor | None, bias: Tensor 
         plain = square and not tracing and bool(rules.real.all()) and not bool(rules.offset.any())
         causal = plain and rules.causal
         pairs = None if plain else rules.pairs(call.q.shape[2])
+    return _sdpa(call, _together(pairs, bias), causal)
+
+
+def _sdpa(call: Asked, mask: Tensor | None, causal: bool = False) -> Tensor:
     return F.scaled_dot_product_attention(
         call.q,
         call.k,
         call.v,
-        attn_mask=_together(pairs, bias),
+        attn_mask=mask,
         dropout_p=call.dropout,
         is_causal=causal,
         scale=call.scale,

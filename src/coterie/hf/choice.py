@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from coterie.hf import stored
+from coterie.hf import decoding, stored
 from coterie.hf.sites import Site
 from coterie.mechanisms import Mechanism, NearFar, as_mechanism
 
@@ -25,6 +25,7 @@ class _State:
     kind: str = ""  # "self", "cross" or unknown
     name: str | None = None  # in the model that was taken over, if one was
     calls: int = 0  # of attention that have reached Coterie
+    decode: Mechanism | None = None  # what answers new tokens over a cache; None is dense
 
 
 def parse(spec: Any) -> Mechanism | None:
@@ -36,9 +37,9 @@ def _state(module: nn.Module) -> _State | None:
     return module.__dict__.get(_KEY)
 
 
-def put(site: Site, mechanism: Mechanism | None) -> None:
-    """Let this mechanism run in the module of a site."""
-    state = _State(mechanism, site.number, site.kind, site.name, calls(site.module))
+def put(site: Site, mechanism: Mechanism | None, decode: Mechanism | None = None) -> None:
+    """Let this mechanism run in the module of a site, and another one over its cache."""
+    state = _State(mechanism, site.number, site.kind, site.name, calls(site.module), decode)
     site.module.__dict__[_KEY] = state
 
 
@@ -51,14 +52,31 @@ def of(module: nn.Module) -> Mechanism | None:
     """What runs in this module; restored from its config at the first call, near-far if nothing is stored there."""
     state = _state(module)
     if state is None:
-        state = _State(parse(stored.spec_for(module, NearFar())), draws(module))
+        decode = decoding.form(parse(stored.spec_for(module, None, stored.DECODE)))
+        state = _State(parse(stored.spec_for(module, NearFar())), draws(module), decode=decode)
         module.__dict__[_KEY] = state
     return state.mechanism
 
 
+def decode_of(module: nn.Module) -> Mechanism | None:
+    """What answers new tokens over a cache in this module."""
+    of(module)
+    state = _state(module)
+    assert state is not None
+    return state.decode
+
+
 def text(module: nn.Module) -> str:
     """What runs, as a string."""
-    mechanism = of(module)
+    return _text(of(module))
+
+
+def decode_text(module: nn.Module) -> str:
+    """What answers new tokens over a cache, as a string."""
+    return _text(decode_of(module))
+
+
+def _text(mechanism: Mechanism | None) -> str:
     return DENSE if mechanism is None else str(mechanism)
 
 

@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import DynamicCache, EncoderDecoderCache
 
 from coterie.hf import choice
 from coterie.hf.attend import NAME
+from coterie.hf.cache import grow
 from coterie.hf.positions import Table, learned_positions
 from coterie.hf.sites import Sites
 
@@ -27,7 +29,12 @@ def watch(sites: Sites) -> list[Any]:
 
 
 def _before_forward(model: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-    """What can be told before anything is computed."""
+    """What can be told before anything is computed; and keys and values of earlier tokens get buffers."""
+    if not torch.compiler.is_compiling():
+        past = named.get("past_key_values")
+        past = past.self_attention_cache if isinstance(past, EncoderDecoderCache) else past
+        if isinstance(past, DynamicCache):
+            grow(past)
     if named.get("output_attentions") or getattr(model.config, "output_attentions", False):
         raise ValueError(
             "output_attentions: clustered attention never has the matrix of weights; "

@@ -21,7 +21,7 @@ class Layer(NamedTuple):
     name: str
     number: int
     kind: str  # "self" or "cross"
-    runs: str  # a mechanism, "dense", its own window, or the implementation that the model had
+    runs: str  # a mechanism, "dense", its own window, or the implementation that the model had; and what decodes
 
 
 class Layers(list[Layer]):
@@ -71,5 +71,7 @@ def _runs(site: Site) -> str:
     implementation, width = str(site.module.config._attn_implementation), window_of(site)
     window = f"its own window ({width})"
     if implementation == NAME:
-        return window if width else choice.text(site.module)
+        decode = choice.decode_text(site.module)
+        over_cache = "" if decode == choice.DENSE else f", new tokens {decode}"
+        return window if width else choice.text(site.module) + over_cache
     return f"{implementation}, {window}" if width else implementation

@@ -12,7 +12,7 @@ from transformers import AutoConfig, PreTrainedModel
 from coterie.checks import expect
 from coterie.files import read_json
 from coterie.hf.model import apply
-from coterie.hf.stored import modules_in
+from coterie.hf.stored import DECODE, modules_in
 from coterie.hf.trust import code_of
 from coterie.hf.wrapped import model_inside
 
@@ -39,7 +39,7 @@ def load(model: nn.Module | str | Path, stored: str | Path | None = None, **sett
     else:
         choices = getattr(model_inside(model).config, "coterie", None)
         expect(choices is not None, "model", "a config with a stored choice: call coterie.hf.use and save it", "none")
-    return apply(model, modules_in(choices))
+    return apply(model, modules_in(choices), modules_in(choices, DECODE))
 
 
 def _load(path: str | Path, *, trust_remote_code: bool = False, **settings: Any) -> PreTrainedModel:

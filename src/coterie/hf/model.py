@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from coterie.checks import expect, expect_choice, expect_int
-from coterie.hf import choice, stored
+from coterie.hf import choice, decoding, stored
 from coterie.hf.sites import Site, Sites, sites_of
 from coterie.hf.takeover import give_back, is_taken, take_over
 from coterie.hf.wrapped import model_inside
@@ -24,11 +24,14 @@ def use(
     *,
     kind: str = "all",
     within: str = "",
+    decode: Mechanism | str | dict[str, Any] | Mapping[int, Any] | None = None,
 ) -> _Model:
     """Let the attention of a trained model run through a mechanism; weights, masks and cache stay.
 
     Call it again to give some layers another mechanism; layers that were never chosen run dense. A layer with a sliding
-    window keeps it, exactly and at the window's cost. Up to `FEW_QUERIES` queries (decoding) are answered densely.
+    window keeps it, exactly and at the window's cost. Up to `FEW_QUERIES` queries (decoding) are answered densely, or
+    by `decode`, which looks up what it needs in the cache: keys and values of earlier tokens then lie in the buffers of
+    `coterie.hf.Cache`, in whatever cache a model makes for itself too.
     Padding changes nothing: a sample of a padded batch gets what it would get alone. The choice is stored in the
     model's config, so `save_pretrained` keeps it.
 
@@ -39,6 +42,8 @@ def use(
         layers: which layers; all by default.
         kind: "self", "cross" or "all" attention.
         within: only modules below this name, for example "decoder" or "vision_model".
+        decode: what answers new tokens over a cache, as `mechanism`: dense, or "near-far", in the self-attention of
+            these layers that hides the future and has no window of its own.
 
     Returns:
         The model.
@@ -60,16 +65,23 @@ def use(
     some = sites.some(kind, within)
     expect(bool(some), "within, kind", f"some of {', '.join(s.name for s in sites.each)}", f"{within!r}, {kind!r}")
     chosen = _wanted(mechanism, layers, some)
-    _put(sites, [(site, chosen[site.number]) for site in some if site.number in chosen])
+    over_cache = {number: decoding.form(each) for number, each in _wanted(decode, layers, some).items()}
+    here = [site for site in some if site.number in chosen]
+    _check_decoding(inner, here, over_cache)
+    _put(sites, [(site, chosen[site.number], over_cache.get(site.number)) for site in here])
     return model
 
 
-def apply(model: _Model, modules: Mapping[str, str]) -> _Model:
-    """Put a mechanism's string, or "dense", into each attention module; names are those of the bare model."""
-    sites = sites_of(model_inside(model))
-    missing = sorted(set(modules) ^ {site.short for site in sites.each})
+def apply(model: _Model, modules: Mapping[str, str], decode: Mapping[str, str] | None = None) -> _Model:
+    """Put a mechanism's string, or "dense", into each attention module; names are those of the bare model.
+
+    `decode`: the same for new tokens over a cache, where they are not dense.
+    """
+    sites, decode = sites_of(model_inside(model)), decode or {}
+    missing = sorted(set(modules) ^ {site.short for site in sites.each} | set(decode) - set(modules))
     expect(not missing, "stored choice", "the attention modules of this model", f"a difference in {missing}")
-    _put(sites, [(site, choice.parse(modules[site.short])) for site in sites.each])
+    over_cache = {name: decoding.form(choice.parse(spec)) for name, spec in decode.items()}
+    _put(sites, [(site, choice.parse(modules[site.short]), over_cache.get(site.short)) for site in sites.each])
     return model
 
 
@@ -88,11 +100,21 @@ def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
     return {site.short: site.module for site in sites_of(model_inside(model)).each}
 
 
-def _put(sites: Sites, chosen: Iterable[tuple[Site, Mechanism | None]]) -> None:
+def _put(sites: Sites, chosen: Iterable[tuple[Site, Mechanism | None, Mechanism | None]]) -> None:
     take_over(sites)
-    for site, mechanism in chosen:
-        choice.put(site, mechanism)
-    stored.write(sites, {site.name: choice.text(site.module) for site in sites.each})
+    for site, mechanism, decode in chosen:
+        choice.put(site, mechanism, decode if decoding.fits(site) else None)
+    over_cache = {site.name: choice.decode_text(site.module) for site in sites.each}
+    some = any(text != choice.DENSE for text in over_cache.values())
+    stored.write(sites, {site.name: choice.text(site.module) for site in sites.each}, over_cache if some else {})
+
+
+def _check_decoding(model: nn.Module, sites: list[Site], decode: Mapping[int, Mechanism | None]) -> None:
+    """A mechanism that decodes nowhere was not meant."""
+    wanted = [number for number, each in decode.items() if each is not None]
+    fits = any(decoding.fits(site) for site in sites if site.number in wanted)
+    what = f"layers of {type(model).__name__} with causal self-attention and no window of their own"
+    expect(not wanted or fits, "decode", what, f"layers {wanted}")
 
 
 def _wanted(mechanism: Any, layers: Iterable[int] | None, sites: list[Site]) -> dict[int, Mechanism | None]:

@@ -1,4 +1,7 @@
-"""The choice as a model's config keeps it: {"modules": {name: mechanism}, "by_layer": {index: mechanism} or None}."""
+"""The choice as a model's config keeps it: {"modules": {name: mechanism}, "by_layer": {index: mechanism} or None}.
+
+Under "decode" it may hold the same again, for new tokens over a cache.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,18 @@ from typing import Any
 from coterie.checks import expect
 from coterie.hf.sites import Site, Sites
 
+DECODE = "decode"
 
-def write(sites: Sites, chosen: dict[str, str]) -> None:
-    """Write what was chosen, by the sites' names: all of it at the top, each part with the modules that it is for."""
+
+def write(sites: Sites, chosen: dict[str, str], decode: dict[str, str]) -> None:
+    """Write what was chosen, by the sites' names: all of it at the top, each part with the modules that it is for.
+
+    `decode` is what was chosen for new tokens, empty if all are dense.
+    """
     top, *parts = sites.configs()
-    top.coterie = _form(sites.each, chosen)
+    top.coterie = _form(sites.each, chosen, decode)
     for config in parts:
-        config.coterie = _form([site for site in sites.each if site.module.config is config], chosen)
+        config.coterie = _form([site for site in sites.each if site.module.config is config], chosen, decode)
 
 
 def erase(sites: Sites) -> None:
@@ -22,17 +30,24 @@ def erase(sites: Sites) -> None:
         config.__dict__.pop("coterie", None)
 
 
-def modules_in(stored: Any) -> dict[str, Any]:
-    """The mechanism of each module, in what a config or a JSON file holds: anybody may have written that."""
+def modules_in(stored: Any, part: str = "") -> dict[str, Any]:
+    """The mechanism of each module, in what a config or a JSON file holds: anybody may have written that.
+
+    With `part` "decode", those for new tokens; none if nothing is said of them.
+    """
+    if part and isinstance(stored, dict):
+        stored = stored.get(part, {"modules": {}})
     modules = stored.get("modules") if isinstance(stored, dict) else None
     expect(isinstance(modules, dict), "stored choice", '{"modules": {name: mechanism}}', ascii(stored)[:100])
     assert isinstance(modules, dict)
     return modules
 
 
-def spec_for(module: Any, default: Any) -> Any:
+def spec_for(module: Any, default: Any, part: str = "") -> Any:
     """What a module's config says of a module that knows no more than its layer; the default if it says nothing."""
     stored: dict[str, Any] | None = getattr(module.config, "coterie", None)
+    if stored is not None and part:
+        stored = stored.get(part)
     if stored is None:
         return default
     specs = list(modules_in(stored).values())
@@ -50,8 +65,9 @@ def spec_for(module: Any, default: Any) -> Any:
     return by_layer[str(layer)]
 
 
-def _form(sites: list[Site], chosen: dict[str, str]) -> dict[str, Any]:
-    return {"modules": {site.short: chosen[site.name] for site in sites}, "by_layer": _by_layer(sites, chosen)}
+def _form(sites: list[Site], chosen: dict[str, str], decode: dict[str, str]) -> dict[str, Any]:
+    form = {"modules": {site.short: chosen[site.name] for site in sites}, "by_layer": _by_layer(sites, chosen)}
+    return form | ({DECODE: _form(sites, decode, {})} if decode else {})
 
 
 def _by_layer(sites: list[Site], chosen: dict[str, str]) -> dict[str, str] | None:

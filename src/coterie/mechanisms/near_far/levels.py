@@ -24,8 +24,8 @@ from coterie.planning.tokens import Tokens
 if TYPE_CHECKING:
     from coterie.mechanisms.near_far import NearFar
 
-_PER_MEAN = 32  # keys of a finished chunk that share a mean
-_SAMPLE = 16 * _PER_MEAN  # tokens a mean that centroids are trained on
+PER_MEAN = 32  # keys of a finished chunk that share a mean
+SAMPLE = 16 * PER_MEAN  # tokens a mean that centroids are trained on
 _BLOCKS = 32  # of one size, before blocks of twice the size follow
 
 
@@ -61,7 +61,7 @@ class Level(NamedTuple):
         parts = Parts(chunks.keys, edges[:, :-1], edges[:, 1:])
         counts = self.in_block.of(parts.sizes)
         labels, _ = tokens.steps.kmeans(
-            tokens.raw_k, parts, room, options.iterations, counts=counts, sample=_SAMPLE, **draws(tokens, options.seed)
+            tokens.raw_k, parts, room, options.iterations, counts=counts, sample=SAMPLE, **draws(tokens, options.seed)
         )
         labels = labels + (chunks.rank_of_key.clamp(min=0) // keys * room)[:, None]
         clustered = tokens.key_mask & (chunks.rank_of_key >= sinks)
@@ -103,7 +103,7 @@ def _count(options: NearFar, size: int, length: int) -> Count:
     """The means of a block of so many chunks."""
     if not isinstance(options.key_clusters, str):
         return Fixed(ceil_div(options.key_clusters, size))
-    block, in_chunk = size * options.chunk, ceil_div(options.chunk, _PER_MEAN)
+    block, in_chunk = size * options.chunk, ceil_div(options.chunk, PER_MEAN)
     return Rate.upto(length, block, clusters=ceil_div(in_chunk, size), tokens=block)
 
 

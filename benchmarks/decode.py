@@ -1,0 +1,198 @@
+"""Decoding over a long context: milliseconds a token with each cache, and what the memory is.
+
+    python -m benchmarks.decode                    # a Llama of 4 layers, 8 heads of 64, random weights
+    python -m benchmarks.decode --model smollm     # SmolLM2-135M on Python's documentation, and its loss
+
+dynamic      transformers' DynamicCache with SDPA
+static       transformers' StaticCache with SDPA
+ours         coterie.hf.Cache with SDPA
+near-far     coterie.hf.Cache and decode="near-far"
+
+The caches take turns, token by token; each figure is a median. The keys of the random Llama are filled in, not
+computed. Memory is how far the process grows while 8 tokens are decoded, beside the bytes of all keys and values.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
+
+import coterie.hf
+from benchmarks import texts
+from benchmarks.measure import peak_bytes
+from benchmarks.models import SmolLM
+
+_ROOM = 256  # tokens that are decoded at most
+
+
+class Contender(NamedTuple):
+    """A way to decode."""
+
+    name: str
+    cache: Callable[[Any, int], Any]  # of a model and a context
+    decode: str | None  # what coterie.hf.use is told, if it is called
+
+
+def contenders(near: str) -> list[Contender]:
+    """All of them; the first is what others are compared with."""
+    return [
+        Contender("dynamic", lambda model, _: DynamicCache(config=model.config), None),
+        Contender("static", lambda model, length: StaticCache(config=model.config, max_cache_len=length + _ROOM), None),
+        Contender("ours", lambda model, _: coterie.hf.Cache(model), None),
+        Contender(near, lambda model, _: coterie.hf.Cache(model), near),
+    ]
+
+
+def llama(layers: int = 4, heads: int = 8) -> Any:
+    """A small model with a long memory."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64 * heads, "intermediate_size": 128 * heads, "num_hidden_layers": layers}
+    config = LlamaConfig(vocab_size=999, num_attention_heads=heads, max_position_embeddings=1 << 18, **sizes)
+    return LlamaForCausalLM(config).eval()
+
+
+def prompt(model: Any, batch: int, length: int) -> list[tuple[Tensor, Tensor]]:
+    """Keys and values of tokens of 64 topics, as those of a trained model are alike."""
+    config, found = model.config, []
+    heads = config.num_key_value_heads
+    for layer in range(config.num_hidden_layers):
+        generator = torch.Generator().manual_seed(layer)
+        topics = torch.randn(heads, 64, 64, generator=generator)
+        which = torch.randint(64, (length,), generator=generator)
+        noise = torch.randn(2, batch, heads, length, 64, generator=generator)
+        found.append((1.2 * topics[:, which] + 0.8 * noise[0], noise[1]))
+    return found
+
+
+class Turn(NamedTuple):
+    """A contender with its cache, ready to decode."""
+
+    contender: Contender
+    model: Any
+    cache: Any
+    length: int
+
+    def token(self, ids: Tensor) -> float:
+        """Seconds of one."""
+        _switch(self.model, self.contender.decode)
+        start = time.perf_counter()
+        self.model(ids, past_key_values=self.cache, use_cache=True)
+        return time.perf_counter() - start
+
+
+def _switch(model: Any, decode: str | None) -> None:
+    """Let a model decode in a contender's way."""
+    ours = model.config._attn_implementation == "coterie"
+    if decode is None and ours:
+        coterie.hf.undo(model)
+    elif decode is not None and not ours:
+        coterie.hf.use(model, "dense", decode=decode)
+
+
+def measure(
+    model: Any, chosen: list[Contender], filled: list[tuple[Tensor, Tensor]], ids: Tensor, tokens: int
+) -> Iterator[tuple[str, float, float | None]]:
+    """The name, the median seconds a token and the growth of memory of each contender."""
+    length = filled[0][0].shape[2]
+    turns, grown = [], {}
+    for each in chosen:
+        cache = each.cache(model, length)
+        for layer, (keys, values) in enumerate(filled):
+            cache.update(keys, values, layer)
+        turns.append(Turn(each, model, cache, length))
+        grown[each.name] = peak_bytes(lambda turn=turns[-1]: [turn.token(ids) for _ in range(8)])  # type: ignore[misc]
+    taken: dict[str, list[float]] = {each.name: [] for each in chosen}
+    for _ in range(tokens):
+        for turn in turns:
+            taken[turn.contender.name].append(turn.token(ids))
+    for name, seconds in taken.items():
+        yield name, statistics.median(seconds), grown[name]
+
+
+def random_llama(lengths: list[int], batches: list[int], near: str, tokens: int) -> None:
+    """Print the table of the random Llama."""
+    model = llama()
+    print("| context | batch | cache | ms a token | times as fast | memory / keys and values |")
+    print("|---:|---:|---|---:|---:|---:|")
+    for length in lengths:
+        for batch in batches:
+            filled = prompt(model, batch, length)
+            size = sum(x.numel() * 4 for pair in filled for x in pair)
+            ids = torch.randint(999, (batch, 1))
+            first = None
+            for name, seconds, grown in measure(model, contenders(near), filled, ids, tokens):
+                first = first or seconds
+                memory = "–" if grown is None else f"{1 + grown / size:.2f}"
+                print(
+                    f"| {length:,} | {batch} | {name} | {1e3 * seconds:.1f} | {first / seconds:.1f} | {memory} |",
+                    flush=True,
+                )
+
+
+def smollm(lengths: list[int], near: str, tokens: int, following: int) -> None:
+    """Print what SmolLM2 does: its prompt is computed, densely, and the loss of what follows is compared."""
+    model = SmolLM("sdpa")
+    text = "\n\n".join(texts.documentation())
+    print("| context | cache | ms a token | tokens a second | times as fast | loss of the next | against dense |")
+    print("|---:|---|---:|---:|---:|---:|---:|")
+    for length in lengths:
+        ids = model.tokens(text[len(text) // 3 :][: 24 * (length + following)], length + following)
+        start = DynamicCache(config=model.model.config)
+        for part in ids[:, :length].split(1024, 1):
+            model.model.model(input_ids=part, past_key_values=start)
+        filled = [(layer.keys, layer.values) for layer in start.layers]
+        del start
+        losses = {}
+        for name, decode in (("ours", None), (near, near)):
+            cache = coterie.hf.Cache(model.model)
+            for layer, (keys, values) in enumerate(filled):
+                cache.update(keys, values, layer)
+            _switch(model.model, decode)
+            losses[name] = _loss(model, cache, ids[:, length:])
+        first = None
+        for name, seconds, _ in measure(model.model, contenders(near), filled, ids[:, length : length + 1], tokens):
+            first, loss = first or seconds, losses.get(name)
+            told = "| – | – |" if loss is None else f"| {loss:.4f} | {100 * (loss / losses['ours'] - 1):+.2f} % |"
+            speed = f"{1e3 * seconds:.1f} | {1 / seconds:.1f} | {first / seconds:.2f}"
+            print(f"| {length:,} | {name} | {speed} {told}", flush=True)
+
+
+def _loss(model: SmolLM, cache: Any, ids: Tensor) -> float:
+    """The mean loss of tokens behind a context, which are given 16 at a time: so many are decoded, not prefilled."""
+    hidden = [
+        model.model.model(input_ids=part, past_key_values=cache).last_hidden_state[0]
+        for part in ids.split(coterie.hf.FEW_QUERIES, 1)
+    ]
+    logits = model.model.lm_head(torch.cat(hidden)[:-1]).float()
+    return float(F.cross_entropy(logits, ids[0, 1:]))
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", choices=["llama", "smollm"], default="llama")
+    parser.add_argument("--lengths", default="", help="of the context; 2048,8192,32768, or 8192 for SmolLM2")
+    parser.add_argument("--batches", default="1,4", help="of the random Llama")
+    parser.add_argument("--decode", default="near-far", help="a mechanism")
+    parser.add_argument("--tokens", type=int, default=32, help="that are decoded, and timed")
+    parser.add_argument("--following", type=int, default=512, help="tokens whose loss is compared, of SmolLM2")
+    options = parser.parse_args()
+    lengths = options.lengths or ("2048,8192,32768" if options.model == "llama" else "8192")
+    sizes = [int(each) for each in lengths.split(",")]
+    with torch.no_grad():
+        if options.model == "llama":
+            random_llama(sizes, [int(each) for each in options.batches.split(",")], options.decode, options.tokens)
+        else:
+            smollm(sizes, options.decode, options.tokens, options.following)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,290 @@
+"""Near–far decoding against its formula, in loops and float64, and against itself however the tokens came."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import coterie
+from coterie.compiled import kernels
+from coterie.mechanisms.near_far import decoding
+from coterie.mechanisms.near_far import finished as finishing
+from coterie.mechanisms.near_far.decoding import Step, decode
+from coterie.mechanisms.near_far.finished import Finished, Room
+from coterie.mechanisms.near_far.search import Search
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+HEADS, SHARE, DIM = 2, 3, 20  # a size that is no multiple of 16
+
+
+@pytest.fixture(params=["native", "reference"])
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "reference":
+        monkeypatch.setattr(finishing, "why_not", lambda: "not wanted here")
+        monkeypatch.setattr(decoding, "why_not", lambda: "not wanted here")
+    return str(request.param)
+
+
+def tokens(length: int, batch: int = 2, dtype: torch.dtype = torch.float32, seed: int = 0) -> tuple[Tensor, ...]:
+    torch.manual_seed(seed)
+    q = torch.randn(batch, HEADS * SHARE, length, DIM) * 2
+    k, v = torch.randn(batch, HEADS, length, DIM), torch.randn(batch, HEADS, length, DIM + 1)
+    return q.to(dtype), k.to(dtype), v.to(dtype)
+
+
+def step(length: int, queries: int = 1, padding: tuple[int, ...] = (0, 0)) -> Step:
+    """The last queries of samples of which the first tokens are padding."""
+    real, rank = [], []
+    for pad in padding:
+        real.append([*range(pad, length), *[0] * pad])
+        rank.append([max(-1, length - queries + i - pad) for i in range(queries)])
+    return Step(torch.tensor(real, dtype=torch.int32), torch.tensor(rank, dtype=torch.int32))
+
+
+def whole(row: Tensor, most: int) -> list[int]:
+    """A row in bytes, as `coterie.planning.bytes` says."""
+    row = row.to(torch.float32)
+    return [int(x) for x in (row / row.abs().max() * most).round()]
+
+
+def oracle(
+    finished: Finished, q: Tensor, k: Tensor, v: Tensor, at: Step, b: int, h: int, i: int, reach: int
+) -> tuple[Tensor, list[int]]:
+    """The formula for one query, by loops: its near keys, its means and its softmax are worked out here."""
+    options, g, scale = finished.options, h // SHARE, 1 / math.sqrt(DIM)
+    rank, real = int(at.rank[b, i]), at.real[b].tolist()
+    begin = max(0, rank // options.chunk - 1) * options.chunk
+    clusters = []
+    assert finished.room is not None
+    for c in range(begin // options.chunk * finished.per if begin > options.sinks else 0):
+        first, stop = finished.room.offsets[b, g, c : c + 2].tolist()
+        clusters.append(finished.room.order[b, g, first:stop].tolist())
+    assert sorted(j for cluster in clusters for j in cluster) == [
+        real[r] for r in range(min(options.sinks, begin), begin)
+    ]
+    wide, keys, values = q[b, h, i].double(), k[b, g].double(), v[b, g].double()
+    searched = list(range(len(clusters)))
+    if sum(map(len, clusters)) > reach:
+        likes = []
+        for each in range(g * SHARE, (g + 1) * SHARE):
+            to = [float(q[b, each, i].double() @ keys[c].mean(0)) * scale if c else -math.inf for c in clusters]
+            likes.append([x - max(to) for x in to])
+        best = sorted(searched, key=lambda c: -max(like[c] for like in likes))
+        searched = []
+        while sum(len(clusters[c]) for c in searched) < reach:
+            searched.append(best.pop(0))
+    mine = whole(q[b, h, i].float() * scale, 63)
+    score = {
+        j: sum(x * y for x, y in zip(mine, whole(k[b, g, j], 127), strict=True)) * float(k[b, g, j].float().abs().max())
+        for c in searched
+        for j in clusters[c]
+    }
+    near = sorted(score, key=lambda j: (-score[j], j))[: options.near]
+    met = [real[r] for r in range(min(options.sinks, begin))] + [real[r] for r in range(begin, rank + 1)] + near
+    above, below = torch.zeros(v.shape[-1], dtype=torch.float64), 0.0
+    for j in met:
+        weight = math.exp(float(wide @ keys[j]) * scale)
+        above, below = above + weight * values[j], below + weight
+    for cluster in clusters:
+        left = len([j for j in cluster if j not in near])
+        if left:
+            weight = left * math.exp(float(wide @ keys[cluster].mean(0)) * scale)
+            above, below = above + weight * values[cluster].mean(0), below + weight
+    return above / below, near
+
+
+@pytest.mark.parametrize("reach", [6144, 50], ids=["all", "some"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("near", [0, 5])
+def test_a_new_token_gets_what_the_formula_says(
+    backend: str, near: int, dtype: torch.dtype, reach: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(coterie.NearFar, "search", Search(reach=1, least=reach))
+    q, k, v = tokens(149, dtype=dtype)
+    at = step(149, 3, (0, 37))
+    finished = Finished(coterie.NearFar(near=near, chunk=16, key_clusters=3), layer=1)
+    out, picks = decode(finished, q[:, :, -3:], k, v, at, 1 / math.sqrt(DIM))
+    assert out.dtype == dtype
+    # Halves: what is rounded is the answer, which is all sums of numbers below 4.
+    tolerance = {torch.float64: 1e-9, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}[dtype]
+    for b in range(2):
+        for h in range(HEADS * SHARE):
+            for i in range(3):
+                want, near_keys = oracle(finished, q[:, :, -3:], k, v, at, b, h, i, reach)
+                assert sorted(picks[b, h, i].tolist()) == sorted(near_keys)
+                torch.testing.assert_close(out[b, h, i].double(), want, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("sinks", [0, 4, 21])
+@pytest.mark.parametrize("chunk", [5, 16])
+def test_with_everybody_near_it_is_dense(backend: str, chunk: int, sinks: int):
+    q, k, v = tokens(97)
+    finished = Finished(coterie.NearFar(near=97, chunk=chunk, sinks=sinks), layer=0)
+    out, _ = decode(finished, q[:, :, -2:], k, v, step(97, 2), 0.3)
+    mask = torch.ones(97, 97, dtype=torch.bool).tril()[-2:]
+    want = F.scaled_dot_product_attention(q[:, :, -2:], k, v, attn_mask=mask, scale=0.3, enable_gqa=True)
+    torch.testing.assert_close(out, want, rtol=1e-5, atol=1e-5)
+
+
+def test_few_keys_are_met_exactly_where_that_is_asked_for(backend: str):
+    q, k, v = tokens(90)
+    finished = Finished(coterie.NearFar(near=2, chunk=16), layer=0)
+    want = F.scaled_dot_product_attention(q[:, :, -1:], k, v, scale=0.3, enable_gqa=True)
+    for least, same in ((91, True), (90, False)):
+        out, _ = decode(finished, q[:, :, -1:], k, v, step(90), 0.3, least=least)
+        assert torch.allclose(out, want, atol=1e-5) == same
+
+
+def test_clusters_are_those_of_the_prefill():
+    q, k, _ = tokens(129)
+    options = coterie.NearFar(near=3, chunk=32, seed=5)
+    plan = options.plan(q, k, is_causal=True, layer=2)
+    means = plan.key_means
+    assert means is not None
+    finished = Finished(options, layer=2)
+    room = finished.finish(k, k, step(129).real, [3, 3])
+    for b in range(2):
+        for g in range(HEADS):
+            for c in range(3 * finished.per):
+                first, stop = int(means.start[b, g, c]), int(means.stop[b, g, c])
+                want = means.order[b, g, first:stop].tolist()
+                first, stop = room.offsets[b, g, c : c + 2].tolist()
+                assert sorted(room.order[b, g, first:stop].tolist()) == sorted(want)
+
+
+def test_it_does_not_matter_how_the_tokens_came(backend: str):
+    q, k, v = tokens(133)
+    options = coterie.NearFar(near=4, chunk=8)
+    at = [100, 101, 117, 125, 126, 132]
+    alone = []
+    for last in at:
+        out, _ = decode(
+            Finished(options, 0),
+            q[:, :, last : last + 1],
+            k[:, :, : last + 1],
+            v[:, :, : last + 1],
+            step(last + 1),
+            0.3,
+        )
+        alone.append(out)
+    one_by_one, finished = [], Finished(options, 0)
+    for last in at:
+        out, _ = decode(
+            finished, q[:, :, last : last + 1], k[:, :, : last + 1], v[:, :, : last + 1], step(last + 1), 0.3
+        )
+        one_by_one.append(out)
+    together, _ = decode(Finished(options, 0), q[:, :, 117:], k, v, step(133, 16), 0.3)
+    assert torch.equal(torch.cat(one_by_one, 2), torch.cat(alone, 2))
+    assert torch.equal(together[:, :, [0, 8, 9, 15]], torch.cat(alone[2:], 2))
+
+
+def test_a_sample_of_a_padded_batch_gets_what_it_gets_alone(backend: str):
+    q, k, v = tokens(97)
+    options = coterie.NearFar(near=4, chunk=8)
+    out, picks = decode(Finished(options, 0), q[:, :, -2:], k, v, step(97, 2, (0, 31)), 0.3)
+    alone, near = decode(Finished(options, 0), q[1:, :, -2:], k[1:, :, 31:], v[1:, :, 31:], step(66, 2, (0,)), 0.3)
+    assert torch.equal(out[1:], alone)
+    assert torch.equal(picks[1:], near + 31)
+
+
+def test_a_query_that_sees_nobody_gets_nothing(backend: str):
+    q, k, v = tokens(40)
+    at = step(40, 3)
+    at.rank[1, 0] = -1
+    out, picks = decode(Finished(coterie.NearFar(near=4, chunk=8), 0), q[:, :, -3:], k, v, at, 0.3)
+    assert not out[1, :, 0].any()
+    assert bool((picks[1, :, 0] == -1).all())
+    assert bool(out[1, :, 1:].any())
+
+
+def test_what_was_cropped_is_not_finished():
+    q, k, v = tokens(70)
+    options = coterie.NearFar(near=4, chunk=8)
+    finished = Finished(options, 0)
+    decode(finished, q[:, :, -1:], k, v, step(70), 0.3)
+    assert finished.chunks == [7, 7]
+    finished.crop([43, 70])
+    assert finished.chunks == [5, 7]
+    _, others, values = tokens(70, seed=1)
+    k[0, :, 43:], v[0, :, 43:] = others[0, :, 43:], values[0, :, 43:]
+    out, _ = decode(finished, q[:, :, -1:], k, v, step(70), 0.3)
+    want, _ = decode(Finished(options, 0), q[:, :, -1:], k, v, step(70), 0.3)
+    assert torch.equal(out, want)
+
+
+def test_samples_change_places():
+    q, k, v = tokens(70, batch=3)
+    at = step(70, padding=(0, 20, 3))
+    options, index = coterie.NearFar(near=4, chunk=8), torch.tensor([1, 1, 0])
+    finished = Finished(options, 0)
+    decode(finished, q[:, :, -1:], k, v, at, 0.3)
+    finished.reorder(index)
+    assert finished.chunks == [5, 5, 7]
+    moved = Step(at.real[index], at.rank[index])
+    out, _ = decode(finished, q[index, :, -1:], k[index], v[index], moved, 0.3)
+    want, _ = decode(Finished(options, 0), q[index, :, -1:], k[index], v[index], moved, 0.3)
+    assert torch.equal(out, want)
+
+
+def test_the_kernel_refuses_what_it_cannot_read():
+    q, k, v = tokens(70)
+    finished = Finished(coterie.NearFar(near=4, chunk=8), 0)
+    room = finished.finish(k, v, step(70).real, [7, 7])
+    broken = {
+        "offsets: expected those of all keys": lambda: room.offsets.fill_(1),
+        "order: expected rows of k": lambda: room.order.fill_(70),
+    }
+    for message, damage in broken.items():
+        before = [x.clone() for x in room]
+        damage()
+        with pytest.raises(ValueError, match=message):
+            decode(finished, q[:, :, -1:], k, v, step(70), 0.3)
+        for x, old in zip(room, before, strict=True):
+            x.copy_(old)
+    at = step(70)
+    at.rank[0] = 70
+    finished.chunks = [99, 99]
+    with pytest.raises(ValueError, match="rank: expected at most 69, got 70"):
+        decode(finished, q[:, :, -1:], k, v, at, 0.3)
+    places = (room.bytes[:, :, :1], room.scales[..., :16], room.order[..., :16])
+    finished.room = room._replace(**dict(zip(Room._fields, (x.contiguous() for x in places), strict=False)))
+    with pytest.raises(ValueError, match="rank: expected finished chunks before the previous one"):
+        decode(finished, q[:, :, -1:], k, v, step(70), 0.3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
+def test_both_backends_keep_the_same(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch):
+    _, k, v = tokens(133, dtype=dtype)
+    k[0, 1, 40, 3] = float("inf")
+    at, options = step(133, padding=(0, 31)), coterie.NearFar(near=4, chunk=16, sinks=3)
+    native = Finished(options, 2).finish(k, v, at.real, [7, 5])
+    monkeypatch.setattr(finishing, "why_not", lambda: "not wanted here")
+    reference = Finished(options, 2).finish(k, v, at.real, [7, 5])
+    for name, mine, theirs in zip(Room._fields, native, reference, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-6, msg=name.__add__, equal_nan=True)
+
+
+def test_finish_refuses_what_it_cannot_write():
+    _, k, v = tokens(32)
+    room = Room.of(k, v, 2, 16, 1)
+    rows, labels = torch.zeros(2, 32, dtype=torch.int32), torch.zeros(2, HEADS, 32, dtype=torch.int64)
+    samples = torch.arange(2)
+
+    def finish(*numbers: int, labels: Tensor = labels, samples: Tensor = samples, k: Tensor = k) -> None:
+        kernels().finish(k, v, rows, labels, samples, *numbers, 1, *room)
+
+    broken = {
+        "clusters: expected at most 2, got 3": lambda: finish(0, 0, 3),
+        "first_cluster: expected at most 1, got 2": lambda: finish(0, 2, 1),
+        "first_place: expected at most 0, got 1": lambda: finish(1, 0, 1),
+        "labels: ": lambda: finish(0, 0, 1, labels=labels + 1),
+        "samples: expected at most 1, got 2": lambda: finish(0, 0, 1, samples=samples + 1),
+        "v: expected shape": lambda: finish(0, 0, 1, k=k[:1]),
+    }
+    for message, run in broken.items():
+        with pytest.raises(ValueError, match=message):
+            run()
