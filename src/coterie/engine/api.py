@@ -11,7 +11,7 @@ from torch import Tensor
 from coterie.call import Call, Sizes, no_autocast, readable
 from coterie.checks import expect, expect_choice, expect_type
 from coterie.draws import fresh_seed
-from coterie.engine import native, reference
+from coterie.engine import native, reference, triton
 from coterie.plan import Duplicates, Plan
 
 
@@ -91,7 +91,7 @@ class Backend(Protocol):
         """(out, lse) for every real and virtual query row, in the dtype of accumulation, with their gradients."""
 
 
-_BACKENDS: dict[str, Backend] = {"reference": reference, "native": native}
+_BACKENDS: dict[str, Backend] = {"reference": reference, "native": native, "triton": triton}
 
 
 def execute(call: Call, plan: Plan, *, given: bool = False) -> Attended:
@@ -106,7 +106,7 @@ def execute(call: Call, plan: Plan, *, given: bool = False) -> Attended:
     if given or call.backend == "reference":
         validate_plan(plan)
     answered = call.answered
-    if call.backend == "reference":
+    if call.backend == "reference" or (given and call.backend == "triton" and readable(plan.offset)):
         check_padding(plan, call.key_mask, answered)
     if call.dropout_p > 0.0:
         call = replace(call, seed=fresh_seed())
@@ -150,7 +150,8 @@ def check_means(plan: Plan, pair_mask: Tensor | None) -> None:
 
 
 def check_padding(plan: Plan, key_mask: Tensor | None, query_mask: Tensor | None) -> None:
-    """A mean that holds a padded row cannot be put right by a mask. The native op looks for itself when it runs."""
+    """A mean that holds a padded row cannot be put right by a mask. The native op looks for itself when it runs; the
+    kernels for GPUs do not look, as the host would have to wait for what they find."""
     for name, mask, means in (
         ("query_mask", query_mask, plan.query_means),
         ("key_mask", key_mask, plan.key_means),
