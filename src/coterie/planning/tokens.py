@@ -13,6 +13,7 @@ from coterie.call import Call
 from coterie.plan import Means, Plan, Round
 from coterie.planning import native as native_steps
 from coterie.planning import reference as reference_steps
+from coterie.planning import triton as triton_steps
 from coterie.planning.orders import compact
 from coterie.planning.steps import Steps
 
@@ -43,7 +44,7 @@ class Tokens:
         causal: whether the keys behind a query's position are hidden from it.
         scale: of the scores.
         layer: index for the random draws.
-        backend: "reference" or "native"; `steps` are its versions of the costly parts.
+        backend: "reference", "native" or "triton"; `steps` are its versions of the costly parts.
     """
 
     call: Call
@@ -62,10 +63,10 @@ class Tokens:
 
     @property
     def steps(self) -> Steps:
-        """The planning steps of the backend: `coterie.planning.reference` or its native twin."""
+        """The planning steps of the backend: `coterie.planning.reference`, or its twin in C++ or on the GPU."""
         if self.backend == "native":
             return native_steps
-        return reference_steps
+        return triton_steps if self.backend == "triton" else reference_steps
 
     @property
     def q(self) -> Tensor:
