@@ -11,7 +11,7 @@ from torch import Tensor
 from coterie.call import Call, Sizes, no_autocast, readable
 from coterie.checks import expect, expect_choice, expect_type
 from coterie.draws import fresh_seed
-from coterie.engine import native, reference, triton
+from coterie.engine import native, reference
 from coterie.plan import Duplicates, Plan
 
 
@@ -91,7 +91,16 @@ class Backend(Protocol):
         """(out, lse) for every real and virtual query row, in the dtype of accumulation, with their gradients."""
 
 
-_BACKENDS: dict[str, Backend] = {"reference": reference, "native": native, "triton": triton}
+_BACKENDS: dict[str, Backend] = {"reference": reference, "native": native}
+
+
+def _backend(name: str) -> Backend:
+    """The module of a backend. The one for GPUs is imported where it is used: most people have none."""
+    if name == "triton":
+        from coterie.engine import triton
+
+        return triton
+    return _BACKENDS[name]
 
 
 def execute(call: Call, plan: Plan, *, given: bool = False) -> Attended:
@@ -111,7 +120,7 @@ def execute(call: Call, plan: Plan, *, given: bool = False) -> Attended:
     if call.dropout_p > 0.0:
         call = replace(call, seed=fresh_seed())
     with no_autocast(call.q.device):
-        out, lse = _BACKENDS[call.backend].attend(call, plan)
+        out, lse = _backend(call.backend).attend(call, plan)
         out, lse = _borrow(_without_padding(plan, answered), out, lse)
     return Attended(out.to(call.q.dtype), lse)
 

@@ -13,7 +13,6 @@ from coterie.call import Call
 from coterie.plan import Means, Plan, Round
 from coterie.planning import native as native_steps
 from coterie.planning import reference as reference_steps
-from coterie.planning import triton as triton_steps
 from coterie.planning.orders import compact
 from coterie.planning.steps import Steps
 
@@ -64,9 +63,11 @@ class Tokens:
     @property
     def steps(self) -> Steps:
         """The planning steps of the backend: `coterie.planning.reference`, or its twin in C++ or on the GPU."""
-        if self.backend == "native":
-            return native_steps
-        return triton_steps if self.backend == "triton" else reference_steps
+        if self.backend == "triton":  # imported where it is used: most people have no GPU
+            from coterie.planning import triton as triton_steps
+
+            return triton_steps
+        return native_steps if self.backend == "native" else reference_steps
 
     @property
     def q(self) -> Tensor:
