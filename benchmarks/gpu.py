@@ -147,7 +147,7 @@ def summary(lines: Iterable[Line]) -> str:
     found: dict[tuple[str, int, str, str], list[Line]] = {}
     for line in lines:
         found.setdefault((line.gpu, line.dim, line.dtype, line.kernel), []).append(line)
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             "GPU",
             "head dim",
@@ -197,7 +197,7 @@ def estimate(length: int = 16_384, heads: int = 8, dim: int = 64) -> str:
     from benchmarks.ahead import GPUS
 
     q, k, _ = peaked_tensors(length, heads, dim)
-    rows = [("call", "GFLOP", "GB", *(f"{gpu.name}, ms (estimate)" for gpu in GPUS))]
+    rows: list[tuple[str, ...]] = [("call", "GFLOP", "GB", *(f"{gpu.name}, ms (estimate)" for gpu in GPUS))]
     rows.append(("---",) * len(rows[0]))
     for name, mechanism, causal in (
         ("smyrf:rounds=4,cluster_size=64", coterie.Smyrf(rounds=4, cluster_size=64), False),
@@ -236,7 +236,7 @@ def timed(heads: int = 8, dim: int = 64) -> str:
     """On this GPU: milliseconds of forward and of forward and backward, planning included, beside SDPA's."""
     import triton
 
-    rows = [("length", "call", "forward ms", "× SDPA", "with backward ms", "× SDPA")]
+    rows: list[tuple[str, ...]] = [("length", "call", "forward ms", "× SDPA", "with backward ms", "× SDPA")]
     rows.append(("---",) * len(rows[0]))
     for length in LENGTHS:
         q, k, v = (x.to("cuda", torch.bfloat16).requires_grad_() for x in peaked_tensors(length, heads, dim))

@@ -46,12 +46,11 @@ def backend(request, monkeypatch):
 @pytest.fixture
 def triton_backend(monkeypatch):
     """`auto` takes the Triton kernels for float32 and float16 on the CPU, where their interpreter runs."""
-    from coterie import call
+    from coterie.backend import choose_backend
     from tests import cases
 
     def choose(backend, device, dtype, dim=0):
-        return chosen("triton" if backend == "auto" and dtype != torch.float64 else backend, device, dtype, dim)
+        return choose_backend("triton" if backend == "auto" and dtype != torch.float64 else backend, device, dtype, dim)
 
-    chosen = call.choose_backend
-    monkeypatch.setattr(call, "choose_backend", choose)
+    monkeypatch.setattr("coterie.call.choose_backend", choose)
     monkeypatch.setattr(cases, "DTYPE", torch.float32)

@@ -25,11 +25,13 @@ def test_every_mechanism_equals_the_reference(name, causal, dtype):
         plan = MECHANISMS[name].plan(q.float(), k.float(), is_causal=causal, key_mask=mask)
         found = []
         for device, kind, backend in (("cuda", dtype, "triton"), ("cpu", torch.float64, "reference")):
-            inputs = [x.detach().to(device, kind).requires_grad_() for x in (q, k, v)]
-            masks = {"key_mask": mask.to(device), "query_mask": mask.to(device)}
-            out, lse = coterie.grouped_attention(*inputs, plan.to(device), backend=backend, **masks)
+            a, b, c = (x.detach().to(device, kind).requires_grad_() for x in (q, k, v))
+            real = mask.to(device)
+            out, lse = coterie.grouped_attention(
+                a, b, c, plan.to(device), key_mask=real, query_mask=real, backend=backend
+            )
             loss = out.square().sum() + torch.where(lse.isfinite(), lse, 0).sum()
-            found.append([x.detach().cpu().double() for x in (out, lse, *torch.autograd.grad(loss, inputs))])
+            found.append([x.detach().cpu().double() for x in (out, lse, *torch.autograd.grad(loss, (a, b, c)))])
         for ours, want in zip(*found, strict=True):
             apart = torch.where(ours == want, 0, (ours - want).abs() / (1 + want.abs()))
             assert apart.max() <= TOLERANCE[dtype]

@@ -126,9 +126,9 @@ def compare(q, k, v, plan, *, tolerance=1.0, **settings):
     """Forward and backward, lse included, against the reference in float64."""
     found = []
     for backend, dtype in (("triton", q.dtype), ("reference", torch.float64)):
-        inputs = [x.detach().to(dtype).requires_grad_() for x in (q, k, v)]
+        inputs = a, b, c = [x.detach().to(dtype).requires_grad_() for x in (q, k, v)]
         torch.manual_seed(5)  # of dropout
-        out, lse = coterie.grouped_attention(*inputs, plan, backend=backend, **settings)
+        out, lse = coterie.grouped_attention(a, b, c, plan, backend=backend, **settings)
         weight = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view_as(out).to(dtype)
         loss = (out * weight).sum() + torch.where(lse.isfinite(), lse, 0).square().sum()
         found.append((out, lse, *torch.autograd.grad(loss, inputs)))

@@ -91,9 +91,9 @@ class Met(NamedTuple):
 class Tiles(NamedTuple):
     """Blocks of the slots of each head; a group of −1 is no block."""
 
-    group: Tensor  # (B·H, count)
-    slot: Tensor  # (B·H, count): the first
-    count: int
+    group: Tensor  # (B·H, number)
+    slot: Tensor  # (B·H, number): the first
+    number: int
 
 
 Others = tuple[Met, ...] | None

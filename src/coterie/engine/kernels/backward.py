@@ -62,7 +62,7 @@ def round_queries(
     index = begin_head + tl.program_id(1) * head_step
     bh = index * POOL
     b, kh = bh // call.heads, bh % call.heads // (call.heads // call.key_heads)
-    tile = index.to(tl.int64) * tiles.count + tl.program_id(0)
+    tile = index.to(tl.int64) * tiles.number + tl.program_id(0)
     group = tl.load(tiles.group + tile)
     if group < 0:
         return
@@ -151,9 +151,10 @@ def round_keys(
     bh = tl.program_id(1)
     b, kh = bh // call.heads, bh % call.heads // (call.heads // call.key_heads)
     head = bh.to(tl.int64)
-    tile = head * tiles.count + tl.program_id(0)
+    tile = head * tiles.number + tl.program_id(0)
     atom = tl.load(tiles.group + tile)
-    if atom < 0:
+    lowest, highest = tl.load(low + tile), tl.load(high + tile)
+    if (atom < 0) | (lowest >= highest):  # slots that nobody meets may hold anything
         return
     begin = tl.load(tiles.slot + tile)
     key_slots = begin + tl.arange(0, KEYS)
@@ -169,7 +170,7 @@ def round_keys(
     q_head = q.data + b.to(tl.int64) * q.batch + bh % call.heads * tl.cast(q.head, tl.int64)
     split = tl.program_id(2)
     heads = bh + tl.zeros([ROWS], dtype=tl.int32)
-    for g in range(tl.load(low + tile), tl.load(high + tile)):
+    for g in range(lowest, highest):
         entry = head * each.groups + tl.load(by_start + head * each.groups + g)
         start = tl.load(each.key_start + entry)
         first_row, last_row = tl.load(each.first + entry), tl.load(each.last + entry)

@@ -40,7 +40,7 @@ def round_forward(
     """One round. POOL: so many query heads with the same plan and the same keys share a tile, row by row."""
     bh = tl.program_id(1) * POOL
     b, kh = bh // call.heads, bh % call.heads // (call.heads // call.key_heads)
-    tile = tl.program_id(1).to(tl.int64) * tiles.count + tl.program_id(0)
+    tile = tl.program_id(1).to(tl.int64) * tiles.number + tl.program_id(0)
     group = tl.load(tiles.group + tile)
     if group < 0:
         return

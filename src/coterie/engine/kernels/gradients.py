@@ -179,7 +179,7 @@ def _round_queries(prepared: Prepared, given: Inputs, each: Given, one: Round, t
     for begin, step, count in _portions(given, mask.pairs, pool):
         launch(
             kernels.round_queries,
-            (tiles.count, count),
+            (tiles.number, count),
             *tensors[:6],
             *(sums.q, mask.pairs, mask.rows, tiles, call, one, prepared.others, given.scale, begin, step),
             **prepared.widths,
@@ -211,7 +211,7 @@ def _round_keys(prepared: Prepared, given: Inputs, each: Given, one: Round, tens
     for first_slot in range(0, one.key_slots, room):
         slots = min(room, one.key_slots - first_slot)
         cut = key_tiles(one, size.keys, first_slot, slots)
-        split = _split(heads * cut.tiles.count, one.query_slots // (2 * size.rows))
+        split = _split(heads * cut.tiles.number, one.query_slots // (2 * size.rows))
         new = sums.k.new_empty
         slot_k, slot_v, slot_mask = sums.k, sums.v, None
         if not atomic:
@@ -220,7 +220,7 @@ def _round_keys(prepared: Prepared, given: Inputs, each: Given, one: Round, tens
             slot_mask = None if key_sums is None else new((heads, slots, split, 1))
         launch(
             kernels.round_keys,
-            (cut.tiles.count, heads, split),
+            (cut.tiles.number, heads, split),
             *tensors,
             *(slot_k, slot_v, slot_mask, cut.tiles, cut.last, cut.by_start, cut.low, cut.high),
             *(call, one, prepared.others, given.scale, first_slot, slots),
@@ -273,8 +273,8 @@ def _selves(prepared: Prepared, given: Inputs, tensors: _Tensors, sums: _Sums, a
     launch(kernels.self_queries, grid, *read, sums.q, slopes, kept, call, given.scale, **fixed)
     listed, first = lists_by_row(torch.where(self_keys < 0, call.num_keys, self_keys), call.num_keys)
     grid = (-(-call.num_keys // ROWS), given.q.shape[0] * call.key_heads)
-    read = (tensors.q, tensors.grad, slopes, kept, listed, first, sums.k, sums.v, call, given.scale)
-    launch(kernels.self_key_rows, grid, *read, **fixed)
+    lists = (tensors.q, tensors.grad, slopes, kept, listed, first, sums.k, sums.v, call, given.scale)
+    launch(kernels.self_key_rows, grid, *lists, **fixed)
     return slopes
 
 

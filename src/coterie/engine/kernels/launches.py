@@ -133,7 +133,7 @@ def forward(given: Inputs) -> tuple[Tensor, Tensor, Tensor]:
         tiles = query_tiles(one, size.rows // pool, pool)
         launch(
             kernels.round_forward,
-            (tiles.count, heads // pool),
+            (tiles.number, heads // pool),
             *(q, k, v, wild, out, top, total, tiles, call, one, prepared.others, given.scale),
             **widths,
             **tile_constants(size.rows, size.keys, given.q.dtype),

@@ -49,9 +49,14 @@ def given_rounds(given: Inputs) -> list[Given]:
     found = []
     for r in range(len(given.rounds) // 5):
         biased, skipping, counted, windowed, low, high = given.layout[6 * r : 6 * r + 6]
+        query_order, query_offsets, key_order, key_start, key_stop = given.rounds[5 * r : 5 * r + 5]
         found.append(
             Given(
-                *given.rounds[5 * r : 5 * r + 5],
+                query_order=query_order,
+                query_offsets=query_offsets,
+                key_order=key_order,
+                key_start=key_start,
+                key_stop=key_stop,
                 bias=next(biases) if biased else None,
                 skip=next(skips) if skipping else None,
                 counts=next(counts) if counted else None,
