@@ -43,7 +43,7 @@ LAYERS = [
     [Box("mechanisms/", "one file each: who meets whom", CORE)],
     [
         Box("planning/", "the costly steps of plans: reference, native", CORE),
-        Box("engine/", "executes any plan: reference, native", CORE),
+        Box("engine/", "executes any plan: reference, native, triton", CORE),
     ],
     [
         Box("plan/", "Plan, Round, Means; tiles, slices", CORE),

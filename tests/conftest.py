@@ -10,6 +10,9 @@ import torch
 
 import coterie
 
+# Kernels for GPUs run in Triton's interpreter, which must be known before the first is imported. On a machine with a
+# GPU, `TRITON_INTERPRET=0 pytest -m gpu` runs them there.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 torch.set_num_threads(1 if os.environ.get("PYTEST_XDIST_WORKER") else 2)
 hypothesis.settings.register_profile("coterie", deadline=None, derandomize=True, max_examples=40)
 hypothesis.settings.load_profile("coterie")
@@ -38,3 +41,16 @@ def backend(request, monkeypatch):
     monkeypatch.setattr(cases, "DTYPE", torch.float64 if request.param == "reference" else torch.float32)
     assert coterie.backends()["native"].startswith("available"), coterie.backends()["native"]
     return request.param
+
+
+@pytest.fixture
+def triton_backend(monkeypatch):
+    """`auto` takes the Triton kernels for float32 and float16 on the CPU, where their interpreter runs."""
+    from coterie.backend import choose_backend
+    from tests import cases
+
+    def choose(backend, device, dtype, dim=0):
+        return choose_backend("triton" if backend == "auto" and dtype != torch.float64 else backend, device, dtype, dim)
+
+    monkeypatch.setattr("coterie.call.choose_backend", choose)
+    monkeypatch.setattr(cases, "DTYPE", torch.float32)

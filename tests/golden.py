@@ -17,7 +17,9 @@ import torch
 from torch import Tensor
 
 import coterie
+import coterie.engine.triton  # which declares ops
 import coterie.hf
+import coterie.planning.lloyd  # which does, too
 from tests.cases import MECHANISMS, padding, tensors
 
 FILE = Path(__file__).with_name("golden.json")

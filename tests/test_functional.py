@@ -66,6 +66,7 @@ def test_dense_below_is_an_explicit_choice():
 
 def test_a_backend_that_is_not_there_says_so_in_one_sentence(monkeypatch):
     q, k, v = tensors(1, 1, 8, dtype=torch.float32)
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
     with pytest.raises(RuntimeError, match=r"^backend='triton' is not available: [^.]*\.$"):
         coterie.attention(q, k, v, "full", backend="triton")
     with pytest.raises(
@@ -281,7 +282,7 @@ BAD_PACKED = [
     ),
     (packed(scale="x"), TypeError, r"scale: expected a number"),
     (packed(dropout_p=2.0), ValueError, r"dropout_p: expected a probability"),
-    (packed(backend="triton"), RuntimeError, r"backend='triton' is not available"),
+    (packed(backend="cuda"), ValueError, r"backend: expected one of"),
     (packed(mechanism="nope"), ValueError, r"mechanism: expected one of"),
     (packed(return_lse=1), TypeError, r"return_lse: expected a bool"),
     (packed(k=zeros(10, 1, 4), v=zeros(10, 1, 4)), ValueError, r"fewer need enable_gqa=True"),

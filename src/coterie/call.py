@@ -181,7 +181,7 @@ class Call:
             scale=factor,
             layer=layer,
             dropout_p=dropout_p,
-            backend=choose_backend(backend, q.device, q.dtype),
+            backend=choose_backend(backend, q.device, q.dtype, max(q.shape[3], 0 if v is None else v.shape[3])),
             causal_offset=causal_offset,
         )
 

@@ -148,6 +148,7 @@ def test_bench_mechanisms_and_doctor():
     assert levels.items() >= wanted.items()
     assert "near-far" in coterie("mechanisms")
     assert json.loads(coterie("doctor", "--json"))["backends"]["reference"] == "available"
+    assert "its interpreter" in json.loads(coterie("doctor", "--json"))["backends"]["triton"]
     assert "backends" in coterie("doctor")
 
 

@@ -5,15 +5,15 @@ The kernels know nothing of torch: tensors reach them through DLPack. Accumulati
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, NoReturn, get_type_hints
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from coterie.call import Call
-from coterie.checks import SECOND_DERIVATIVE, check_transforms
 from coterie.compiled import kernels, last_contiguous, mask_bytes
-from coterie.plan import Means, Plan
+from coterie.engine.flat import Inputs, declare
+from coterie.plan import Plan
 
 
 def _pair_mask(mask: Tensor | None) -> Tensor | None:
@@ -32,133 +32,35 @@ def _segments(means: list[Tensor]) -> list[Tensor]:
     return [last_contiguous(x) for x in means[:3]] + [x.contiguous() for x in means[3:]]
 
 
-def _flat(means: Means | None) -> list[Tensor]:
-    if means is None:
-        return []
-    return [x for x in (means.order, means.start, means.stop, means.positions) if x is not None]
-
-
-class Inputs(NamedTuple):
-    """What both ops take, in the order of their schema.
-
-    A plan is flat here: five tensors a round; biases, skips and counts of the rounds that have them; `layout` says
-    which do, and their windows; means are order, start, stop and perhaps positions, or nothing.
-    """
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    mask: Tensor | None
-    rounds: list[Tensor]
-    biases: list[Tensor]
-    skips: list[Tensor]
-    counts: list[Tensor]
-    query_means: list[Tensor]
-    key_means: list[Tensor]
-    layout: list[int]
-    offset: Tensor
-    self_keys: Tensor | None
-    key_mask: Tensor | None
-    query_mask: Tensor | None
-    seed: Tensor | None
-    causal: bool
-    once: bool
-    scale: float
-    dropout_p: float
-
-    @staticmethod
-    def of(call: Call, plan: Plan) -> Inputs:
-        """A call and its plan, flat."""
-        assert call.v is not None
-        rounds: list[Tensor] = []
-        layout: list[int] = []
-        for each in plan.rounds:
-            rounds += [each.query_order, each.query_offsets, each.key_order, each.key_start, each.key_stop]
-            low, high = each.window if each.window is not None else (0, 0)
-            layout += [int(x is not None) for x in (each.bias, each.skip, each.counts, each.window)]
-            layout += [low, high]
-        return Inputs(
-            q=call.q,
-            k=call.k,
-            v=call.v,
-            mask=call.pair_mask,
-            rounds=rounds,
-            biases=[each.bias for each in plan.rounds if each.bias is not None],
-            skips=[each.skip for each in plan.rounds if each.skip is not None],
-            counts=[each.counts for each in plan.rounds if each.counts is not None],
-            query_means=_flat(plan.query_means),
-            key_means=_flat(plan.key_means),
-            layout=layout,
-            offset=plan.offset,
-            self_keys=plan.self_keys,
-            key_mask=call.key_mask,
-            query_mask=call.answered,
-            seed=call.seed,
-            causal=plan.causal,
-            once=plan.duplicates == "once",
-            scale=call.scale,
-            dropout_p=call.dropout_p,
-        )
-
-    def packed(self) -> tuple[Any, Any]:
-        """As the compiled module reads them."""
-        tensors = kernels().Tensors(
-            q=last_contiguous(self.q),
-            k=last_contiguous(self.k),
-            v=last_contiguous(self.v),
-            rounds=[last_contiguous(x) for x in self.rounds],
-            biases=[_contiguous(x) for x in self.biases],
-            skips=[_contiguous(x) for x in self.skips],
-            counts=[_contiguous(x) for x in self.counts],
-            layout=self.layout,
-            offset=_contiguous(self.offset),
-            self_keys=_contiguous(self.self_keys),
-            query_means=_segments(self.query_means),
-            key_means=_segments(self.key_means),
-            mask=_pair_mask(self.mask),
-            key_mask=mask_bytes(self.key_mask),
-            query_mask=mask_bytes(self.query_mask),
-        )
-        draw = 0 if self.seed is None else int(self.seed)
-        threads = torch.get_num_threads()
-        return tensors, kernels().Settings(self.causal, self.once, self.scale, self.dropout_p, draw, threads)
-
-    def empty_results(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Room for (out, lse, who fell back on itself)."""
-        q = self.q
-        rows = (*q.shape[:2], q.shape[2] + (self.query_means[1].shape[-1] if self.query_means else 0))
-        wide = torch.promote_types(q.dtype, torch.float32)  # float64 has no kernel, but it has meta tensors
-        return (
-            q.new_empty((*rows, self.v.shape[-1]), dtype=wide),
-            q.new_empty(rows, dtype=wide),
-            q.new_empty(q.shape[:3] if self.self_keys is not None else (0,), dtype=torch.uint8),
-        )
-
-    def differentiable(self, mask_needs_grad: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """q, k, v, and the mask or nothing."""
-        mask = self.mask if mask_needs_grad else None
-        return self.q, self.k, self.v, self.q.new_empty(0, dtype=torch.float32) if mask is None else mask
-
-
-_KINDS: dict[Any, str] = {
-    Tensor: "Tensor",
-    Tensor | None: "Tensor?",
-    list[Tensor]: "Tensor[]",
-    list[int]: "int[]",
-    bool: "bool",
-    float: "float",
-}
-_FIELDS = {name: _KINDS[kind] for name, kind in get_type_hints(Inputs).items()}
-_SCHEMA = ", ".join(f"{kind} {name}" for name, kind in _FIELDS.items())
-_TENSORS = [name for name, kind in _FIELDS.items() if kind in ("Tensor", "Tensor?")]
-_LISTS = [name for name, kind in _FIELDS.items() if kind == "Tensor[]"]
+def packed(given: Inputs) -> tuple[Any, Any]:
+    """A call as the compiled module reads it."""
+    tensors = kernels().Tensors(
+        q=last_contiguous(given.q),
+        k=last_contiguous(given.k),
+        v=last_contiguous(given.v),
+        rounds=[last_contiguous(x) for x in given.rounds],
+        biases=[_contiguous(x) for x in given.biases],
+        skips=[_contiguous(x) for x in given.skips],
+        counts=[_contiguous(x) for x in given.counts],
+        layout=given.layout,
+        offset=_contiguous(given.offset),
+        self_keys=_contiguous(given.self_keys),
+        query_means=_segments(given.query_means),
+        key_means=_segments(given.key_means),
+        mask=_pair_mask(given.mask),
+        key_mask=mask_bytes(given.key_mask),
+        query_mask=mask_bytes(given.query_mask),
+    )
+    draw = 0 if given.seed is None else int(given.seed)
+    threads = torch.get_num_threads()
+    return tensors, kernels().Settings(given.causal, given.once, given.scale, given.dropout_p, draw, threads)
 
 
 def forward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
     """(out, lse, who fell back on itself) for every real and virtual query row."""
     given = Inputs(*inputs)
     out, lse, alone = given.empty_results()
-    kernels().forward(*given.packed(), out, lse, None if given.self_keys is None else alone)
+    kernels().forward(*packed(given), out, lse, None if given.self_keys is None else alone)
     return out, lse, alone
 
 
@@ -170,7 +72,7 @@ def backward(
     wanted = given.differentiable(mask_needs_grad)
     grads = [torch.empty(x.shape, dtype=torch.float32) for x in wanted[:3]] + [torch.zeros(wanted[3].shape)]
     kernels().backward(
-        *given.packed(),
+        *packed(given),
         out.detach().contiguous(),
         lse.detach().contiguous(),
         None if given.self_keys is None else alone.contiguous(),
@@ -183,55 +85,7 @@ def backward(
     return first, second, third, fourth
 
 
-def _empty_gradients(
-    grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor, alone: Tensor, mask_needs_grad: bool, *inputs: Any
-) -> tuple[Tensor, ...]:
-    return tuple(x.new_empty(x.shape) for x in Inputs(*inputs).differentiable(mask_needs_grad))
-
-
-attend_op = torch.library.custom_op(
-    "coterie::attend", forward, mutates_args=(), schema=f"({_SCHEMA}) -> (Tensor, Tensor, Tensor)"
-)
-attend_op.register_fake(lambda *inputs: Inputs(*inputs).empty_results())
-attend_backward_op = torch.library.custom_op(
-    "coterie::attend_backward",
-    backward,
-    mutates_args=(),
-    schema="(Tensor grad_out, Tensor grad_lse, Tensor out, Tensor lse, Tensor alone, bool mask_needs_grad, "
-    f"{_SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor)",
-)
-attend_backward_op.register_fake(_empty_gradients)
-
-
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    given = Inputs(*inputs)._asdict()
-    tensors, lists = [given.pop(name) for name in _TENSORS], [given.pop(name) for name in _LISTS]
-    ctx.save_for_backward(*output, *tensors, *[x for each in lists for x in each])
-    ctx.lengths, ctx.settings = [len(each) for each in lists], given
-
-
-def _differentiate(ctx: Any, grad_out: Tensor, grad_lse: Tensor, grad_alone: Any) -> tuple[Any, ...]:
-    check_transforms(grad_out, grad_lse)
-    saved = iter(ctx.saved_tensors)
-    output = [next(saved) for _ in range(3)]
-    tensors = {name: next(saved) for name in _TENSORS}
-    lengths = zip(_LISTS, ctx.lengths, strict=True)
-    lists: dict[str, Any] = {name: [next(saved) for _ in range(length)] for name, length in lengths}
-    inputs = Inputs(**tensors, **lists, **ctx.settings)
-    grads = attend_backward_op(grad_out, grad_lse, *output, bool(ctx.needs_input_grad[3]), *inputs)
-    wanted = [g if need else None for g, need in zip(grads, ctx.needs_input_grad[:4], strict=True)]
-    nothing = [[None] * len(lists[name]) if name in lists else None for name in Inputs._fields[4:]]
-    return *wanted, *nothing
-
-
-attend_op.register_autograd(_differentiate, setup_context=_remember)
-
-
-def _refuse(ctx: Any, *grads: Any) -> NoReturn:
-    raise RuntimeError(SECOND_DERIVATIVE)
-
-
-attend_backward_op.register_autograd(_refuse)
+attend_op, attend_backward_op = declare("attend", forward, backward)
 
 
 def attend(call: Call, plan: Plan) -> tuple[Tensor, Tensor]:

@@ -47,13 +47,14 @@ def starts(
     `counts` (B,): how many of the clusters a sample uses; the rest are not meant to be read.
     """
     order, count = compact(mask)
-    ranks = _one_of_each_span(count, heads, clusters, counts, Stream.STARTS, seed, layer)
+    ranks = one_of_each_span(count, heads, clusters, counts, Stream.STARTS, seed, layer)
     return order[:, None, :].expand(-1, heads, -1).long().gather(-1, ranks)
 
 
-def _one_of_each_span(
+def one_of_each_span(
     count: Tensor, heads: int, spans: int, used: Tensor | None, stream: Stream, seed: int | Tensor, layer: int
 ) -> Tensor:
+    """A rank in each of `spans` equal spans of so many rows, (B, heads, spans); `used` (B,): of how many spans."""
     within = draws.uniform(stream, (heads, spans), seed=seed, layer=layer, device=count.device)
     each = torch.full_like(count, spans) if used is None else used
     step = torch.arange(spans + 1, device=count.device) * count[:, None, None] // each.clamp(min=1)[:, None, None]
@@ -69,7 +70,7 @@ def training_sample(
     All real tokens of a sample that has at most `sizes` (B,) of them, otherwise one from each of so many equal spans.
     """
     order, count = compact(mask)
-    drawn = _one_of_each_span(count, heads, size, sizes, Stream.SAMPLE, seed, layer)
+    drawn = one_of_each_span(count, heads, size, sizes, Stream.SAMPLE, seed, layer)
     slot = torch.arange(size, device=mask.device)
     ranks = torch.where((count <= sizes)[:, None, None], slot.clamp(max=max(0, mask.shape[-1] - 1)), drawn)
     rows = order[:, None, :].expand(-1, heads, -1).long().gather(-1, ranks)

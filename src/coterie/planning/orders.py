@@ -20,6 +20,7 @@ class Parts:
     order: Tensor  # (B, M) int32
     start: Tensor  # (B, P) int32
     stop: Tensor
+    most: int | None = None  # rows of a part, if shapes say so
 
     @staticmethod
     def whole(mask: Tensor) -> Parts:

@@ -1,7 +1,7 @@
 """Steps: the costly parts of planning, which each backend does in its own way.
 
-`coterie.planning.reference` defines what they give, `coterie.planning.native` does the same in C++. Both are modules
-that fulfil `Steps`, and the type checker sees to it.
+`coterie.planning.reference` defines what they give, `coterie.planning.native` does the same in C++ and
+`coterie.planning.triton` on a GPU. They are modules that fulfil `Steps`, and the type checker sees to it.
 """
 
 from __future__ import annotations

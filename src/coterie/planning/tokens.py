@@ -43,7 +43,7 @@ class Tokens:
         causal: whether the keys behind a query's position are hidden from it.
         scale: of the scores.
         layer: index for the random draws.
-        backend: "reference" or "native"; `steps` are its versions of the costly parts.
+        backend: "reference", "native" or "triton"; `steps` are its versions of the costly parts.
     """
 
     call: Call
@@ -62,10 +62,12 @@ class Tokens:
 
     @property
     def steps(self) -> Steps:
-        """The planning steps of the backend: `coterie.planning.reference` or its native twin."""
-        if self.backend == "native":
-            return native_steps
-        return reference_steps
+        """The planning steps of the backend: `coterie.planning.reference`, or its twin in C++ or on the GPU."""
+        if self.backend == "triton":  # imported where it is used: most people have no GPU
+            from coterie.planning import triton as triton_steps
+
+            return triton_steps
+        return native_steps if self.backend == "native" else reference_steps
 
     @property
     def q(self) -> Tensor:

@@ -63,5 +63,5 @@ def _side_by_side(tokens: Tokens, centroids: Tensor, exist: Tensor, room: int, t
     batch, count = exist.shape
     start = (torch.arange(count, device=exist.device) * room).expand_as(exist)
     rows = torch.arange(count * room, dtype=torch.int32, device=exist.device).expand(batch, -1)
-    parts = Parts(rows, start.to(torch.int32), (start + exist).to(torch.int32))
+    parts = Parts(rows, start.to(torch.int32), (start + exist).to(torch.int32), most=room)
     return tokens.steps.halve(centroids.to(torch.float32), parts, exist, room, together).long()

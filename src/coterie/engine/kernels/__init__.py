@@ -1,0 +1,1 @@
+"""Triton kernels of the engine, and what they read. Importing anything in here imports Triton."""

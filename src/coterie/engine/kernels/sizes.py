@@ -1,0 +1,60 @@
+"""How large tiles are, and how many warps work on one: by head dim, group size and dtype."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Size(NamedTuple):
+    """Query rows and keys of a tile, warps, and stages of the pipeline that fetches keys while others are computed."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+
+def padded(dim: int) -> int:
+    """The power of two that a row is padded to, at least the 16 that a tensor core multiplies.
+
+    >>> padded(5), padded(64), padded(96)
+    (16, 64, 128)
+    """
+    return max(16, 1 << (dim - 1).bit_length())
+
+
+def rows_for(size: int) -> int:
+    """Query rows of a tile for groups of about this size.
+
+    >>> [rows_for(size) for size in (4, 12, 30, 64, 500)]
+    [16, 16, 32, 64, 64]
+    """
+    return 16 if size <= 16 else 32 if size <= 40 else 64
+
+
+def query_tile(width: int, size: int, *, narrow: bool) -> Size:
+    """For forward. `width`: the wider of keys and values, padded; `narrow`: numbers of 16 bits."""
+    rows = rows_for(size)
+    if not narrow:
+        return Size(min(rows, 32), 32 if width <= 64 else 16, 4, 2)
+    if width <= 64:
+        return Size(rows, 64 if rows < 64 else 32, 4, 2)
+    return Size(min(rows, 32), 32, 4, 2) if width <= 128 else Size(min(rows, 32), 32, 8, 1)
+
+
+def gradient_tile(width: int, size: int, *, narrow: bool) -> Size:
+    """For the gradient of queries."""
+    rows = rows_for(size)
+    if not narrow:
+        return Size(min(rows, 32), 32 if width <= 64 else 16, 4, 1)
+    if width <= 64:
+        return Size(rows, 32, 4, 2)
+    return Size(min(rows, 32), 32, 4, 1) if width <= 128 else Size(min(rows, 32), 16, 8, 1)
+
+
+def key_tile(width: int, size: int, *, narrow: bool) -> Size:
+    """For the gradients of keys and values, whose sums stay in registers."""
+    rows = min(rows_for(size), 32)
+    if not narrow:
+        return Size(16 if width > 64 else rows, 32 if width <= 64 else 16, 4, 1)
+    return Size(rows, 32, 4, 1) if width <= 128 else Size(16, 32, 8, 1)

@@ -1,0 +1,1 @@
+"""Triton kernels of planning. Importing anything in here imports Triton."""

@@ -1,0 +1,250 @@
+"""The Triton kernels in their interpreter: the engine's own tests, in small, and what is theirs alone."""
+
+from __future__ import annotations
+
+import math
+import os
+
+import pytest
+import torch
+
+import coterie
+from coterie.engine import triton
+from coterie.engine.flat import Inputs
+from coterie.plan import Plan, Round
+from tests.cases import CAUSAL, MEANS, MECHANISMS, all_close, close, padding, tensors
+from tests.engine import test_engine as semantics
+from tests.fuzz import plans as fuzz
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.usefixtures("triton_backend")
+
+
+# --- the engine's semantics -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [n for n in MECHANISMS if n not in MEANS])
+def test_equals_softmax_over_the_planned_pairs(name):
+    semantics.test_equals_softmax_over_the_planned_pairs(name, 35)
+
+
+@pytest.mark.parametrize("length", [1, 2])
+def test_few_tokens(length):
+    semantics.test_equals_softmax_over_the_planned_pairs("smyrf", length)
+
+
+@pytest.mark.parametrize("name", ["smyrf", "local", "near-far", "reformer"])
+def test_nobody_to_attend_to(name):
+    for queries, keys in ((0, 5), (5, 0)):
+        q, k, v = (x.requires_grad_() for x in tensors(1, 2, queries, keys))
+        out, lse = coterie.attention(q, k, v, MECHANISMS[name], return_lse=True)
+        assert (out == 0).all()
+        assert (lse == -math.inf).all()
+        assert all((x == 0).all() for x in torch.autograd.grad(out.sum(), (q, k, v)))
+
+
+@pytest.mark.parametrize("name", [n for n in CAUSAL if n not in MEANS and not n.startswith("smyrf-")])
+def test_causal_pairs(name):
+    semantics.test_causal_pairs(name, 19, 27, 5)
+
+
+def test_a_row_alone_with_the_future_attends_to_itself():
+    semantics.test_a_row_alone_with_the_future_attends_to_itself()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("queries", "keys", "causal"), [(33, 47, False), (41, 41, True)])
+def test_full_equals_sdpa_within_the_error_of_naive_attention(dtype, queries, keys, causal):
+    semantics.test_full_equals_sdpa_within_the_error_of_naive_attention("triton", dtype, queries, keys, causal)
+
+
+@pytest.mark.parametrize(("name", "causal"), [(n, False) for n in MECHANISMS] + [(n, True) for n in CAUSAL])
+def test_gradients(name, causal):
+    semantics.test_gradcheck(name, causal)
+
+
+def test_gradients_of_a_float_mask_in_every_broadcast_shape():
+    semantics.test_gradcheck_of_a_float_mask_in_every_broadcast_shape()
+
+
+@pytest.mark.parametrize("name", ["smyrf-once", "local", "topk"])
+@pytest.mark.parametrize("kind", ["bool", "float"])
+def test_masks_of_pairs_are_looked_up_at_the_planned_pairs(name, kind):
+    semantics.test_masks_of_pairs_are_looked_up_at_the_planned_pairs(name, kind)
+
+
+def test_a_mean_query_obeys_a_bias_of_keys():
+    semantics.test_a_mean_query_obeys_a_bias_of_keys()
+
+
+def test_a_float_key_mask_that_says_more_is_a_bias_too():
+    semantics.test_a_float_key_mask_that_says_more_is_a_bias_too()
+
+
+def test_random_plans_against_loops():
+    semantics.test_random_plans_against_loops()
+
+
+@pytest.mark.parametrize("kind", [torch.int16, torch.int32])
+def test_a_key_stands_for_as_many_as_its_group_counts(kind):
+    semantics.test_a_key_stands_for_as_many_as_its_group_counts(kind, biased=True)
+
+
+def test_key_means_with_bias_and_positions_equal_the_formula_and_its_gradient():
+    semantics.test_key_means_with_bias_and_positions_equal_the_formula_and_its_gradient()
+
+
+def test_dropout_drops_weights_of_pairs_in_forward_and_backward():
+    semantics.test_dropout_drops_weights_of_pairs_in_forward_and_backward()
+
+
+def test_a_second_derivative_is_refused_in_words():
+    semantics.test_a_second_derivative_is_refused_in_words("smyrf")
+
+
+def test_a_wild_upstream_gradient_stays_with_the_keys_of_its_row():
+    semantics.test_a_wild_upstream_gradient_stays_with_the_keys_of_its_row()
+
+
+def test_only_the_gradients_asked_for():
+    semantics.test_only_the_gradients_asked_for()
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_calls_against_the_oracle(seed):
+    case = fuzz.draw(seed)
+    if case.tensors[0].dtype in (torch.float64, torch.bfloat16):  # the interpreter multiplies bfloat16 wrongly
+        case.tensors = tuple(x.float() for x in case.tensors)  # type: ignore[assignment]
+        case.mask = case.mask.float() if case.mask is not None and case.mask.is_floating_point() else case.mask
+    fuzz.check(case, "triton")
+
+
+# --- what is theirs alone ---------------------------------------------------------------------------------------------
+
+
+def compare(q, k, v, plan, *, tolerance=1.0, **settings):
+    """Forward and backward, lse included, against the reference in float64."""
+    found = []
+    for backend, dtype in (("triton", q.dtype), ("reference", torch.float64)):
+        inputs = a, b, c = [x.detach().to(dtype).requires_grad_() for x in (q, k, v)]
+        torch.manual_seed(5)  # of dropout
+        out, lse = coterie.grouped_attention(a, b, c, plan, backend=backend, **settings)
+        weight = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view_as(out).to(dtype)
+        loss = (out * weight).sum() + torch.where(lse.isfinite(), lse, 0).square().sum()
+        found.append((out, lse, *torch.autograd.grad(loss, inputs)))
+    all_close(*found, loose=tolerance)
+
+
+@pytest.mark.parametrize("name", ["smyrf", "improved", "near-far"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_padding_gqa_and_another_value_dim(name, dtype):
+    q, k, v = tensors(2, 2, 29, 37, dim=20, value_dim=40, key_heads=1, dtype=dtype)
+    q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))  # as models lay them out
+    key_mask, query_mask = padding(2, 37, [37, 21], "left"), padding(2, 29, [18, 29])
+    plan = MECHANISMS[name].plan(q.float(), k.float(), key_mask=key_mask, query_mask=query_mask, backend="native")
+    for x, mask in ((q, query_mask), (k, key_mask), (v, key_mask)):
+        x.transpose(1, 2)[~mask] = math.nan
+    settings = {"key_mask": key_mask, "query_mask": query_mask}
+    compare(q, k, v, plan, tolerance=100.0 if dtype == torch.float16 else 1.0, **settings)
+
+
+@pytest.mark.parametrize("dim", [1, 17, 96, 256])
+def test_head_dims(dim):
+    q, k, v = tensors(1, 1, 19, 23, dim=dim, value_dim=max(1, dim // 2), dtype=torch.float32)
+    compare(q, k, v, coterie.Smyrf(rounds=2, cluster_size=8).plan(q, k, backend="native"))
+
+
+def test_query_heads_that_share_a_plan_are_pooled():
+    """Small groups, two query heads on each key head, one plan for all: as blocks of a window would be."""
+    rows, size = 22, 4
+    groups = -(-rows // size)
+    order = torch.randperm(rows).int().expand(1, 4, -1)
+    offsets = (torch.arange(groups + 1) * size).clamp(max=rows).int().expand(1, 4, -1)
+    key_order = torch.randperm(30).int().expand(1, 4, -1)
+    starts, stops = ((torch.arange(groups) * 3 + more).int().expand(1, 4, -1) for more in (0, 9))
+    each = Round(order, offsets, key_order, starts, stops, window=(-9, 12))
+    offset = torch.full((1,), 8, dtype=torch.int32)
+    plan = Plan(num_queries=rows, num_keys=30, key_heads=2, rounds=(each,), offset=offset, causal=True)
+    q, k, v = tensors(1, 4, rows, 30, key_heads=2, dtype=torch.float32)
+    from coterie.engine.kernels import rounds
+
+    call = coterie.call.Call.of(q, k, v)
+    (given,) = rounds.given_rounds(Inputs.of(call, plan))
+    sizes = coterie.engine.kernels.launches.Prepared.of(Inputs.of(call, plan)).call
+    assert rounds.pooled_heads(given, sizes, once=False) == 2
+    assert rounds.pooled_heads(given, sizes, once=True) == 1
+    compare(q, k, v, plan)
+
+
+@pytest.mark.parametrize("atomics", [False, True])
+def test_many_slots_a_key_in_portions(atomics, monkeypatch):
+    """More key slots than are kept in memory at a time, and a mask of keys to differentiate."""
+    from coterie.engine.kernels import gradients
+
+    monkeypatch.setenv("COTERIE_ATOMICS", str(int(atomics)))
+    monkeypatch.setattr(gradients, "_LEAST", 7)
+    q, k, v = tensors(1, 2, 13, 9, key_heads=1, dtype=torch.float32)
+    compare(q, k, v, coterie.TopK(k=5).plan(q, k, backend="native"))
+
+
+def test_gradients_of_a_mask_that_lies_otherwise():
+    q, k, v = tensors(1, 2, 7, 9, dtype=torch.float32)
+    plan = coterie.Full().plan(q, k, backend="native")
+    leaf = torch.randn(2, 9, 7, requires_grad=True)
+    found = []
+    for backend in ("triton", "native"):
+        for mask in (leaf.mT[None], leaf[:1].mT.expand(2, -1, -1)[None]):
+            out = coterie.grouped_attention(q, k, v, plan, attn_mask=mask, backend=backend).out
+            found.append(torch.autograd.grad(out.square().sum(), leaf)[0])
+    all_close(found[:2], found[2:])
+
+
+def test_gradients_are_the_same_in_every_run():
+    q, k, v = (x.requires_grad_() for x in tensors(2, 2, 21, dtype=torch.float32))
+    plan = coterie.Smyrf(rounds=2, cluster_size=5).plan(q, k, backend="native")
+
+    def run():
+        return torch.autograd.grad(coterie.grouped_attention(q, k, v, plan).out.square().sum(), (q, k, v))
+
+    for first, second in zip(run(), run(), strict=True):
+        assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_dropout_draws_what_the_reference_draws(causal):
+    q, k, v = tensors(2, 2, 15, key_heads=1, dtype=torch.float32)
+    plan = coterie.Smyrf(rounds=2, cluster_size=4).plan(q, k, is_causal=causal, backend="native")
+    compare(q, k, v, plan, dropout_p=0.4)
+    out = coterie.grouped_attention(q, k, v, plan, dropout_p=1.0).out
+    assert (out == 0).all()
+
+
+def test_a_value_that_is_not_finite_reaches_only_whom_it_meets():
+    q, k, v = tensors(1, 1, 12, dtype=torch.float32)
+    v[0, 0, 4] = math.inf
+    out = coterie.attention(q, k, v, "full", is_causal=True)
+    assert out[0, 0].isfinite().all(-1).tolist() == [i < 4 for i in range(12)]
+
+
+def test_compiles_into_one_graph_with_gradients():
+    def run(q, k, v):
+        return coterie.attention(q, k, v, "smyrf:cluster_size=8,rounds=2", is_causal=True, backend="triton")
+
+    q, k, v = (x.requires_grad_() for x in tensors(1, 2, 21, dtype=torch.float32))
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    found, want = compiled(q, k, v), run(q, k, v)
+    close(found, want)
+    all_close(*(torch.autograd.grad(x.square().sum(), (q, k, v)) for x in (found, want)))
+
+
+def test_opcheck():
+    q, k, v = (x.requires_grad_() for x in tensors(1, 2, 9, dtype=torch.float32))
+    call = coterie.call.Call.of(q, k, v, backend="triton")
+    plan = coterie.Local(window=3).plan(q, k, is_causal=True, backend="native")
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(triton.attend_op, tuple(Inputs.of(call, plan)), test_utils=tests)
+
+
+def test_it_is_the_interpreter_that_runs():
+    assert os.environ["TRITON_INTERPRET"] == "1"
+    assert coterie.backends()["triton"] == "available (in its interpreter, on the CPU)"

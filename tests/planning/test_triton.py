@@ -1,0 +1,148 @@
+"""Planning on a GPU, in Triton's interpreter: the plans of the reference, and nothing that the host would wait for."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+import coterie
+from coterie.call import Call
+from coterie.engine.flat import Inputs
+from coterie.planning import triton
+from coterie.planning.orders import Parts
+from tests.cases import CAUSAL, MECHANISMS, padding, tensors
+
+pytest.importorskip("triton")
+ONE_EACH = [next(n for n, m in MECHANISMS.items() if type(m) is each) for each in coterie.list_mechanisms().values()]
+CALLS = [(n, False) for n in MECHANISMS] + [
+    (n, True) for n in CAUSAL if n.startswith(("near-far", "reformer", "smyrf"))
+]
+
+
+def whole_numbers(*shape, seed):
+    """Few of them: full of ties, and nothing that float32 would round."""
+    return torch.randint(-3, 4, shape, generator=torch.Generator().manual_seed(seed)).float()
+
+
+def plans(name, q, k, causal, mask):
+    settings = {"key_mask": mask, "is_causal": causal, "layer": 3}
+    return [MECHANISMS[name].plan(q, k, backend=b, **settings).validate() for b in ("reference", "triton")]
+
+
+@pytest.mark.parametrize(("name", "causal"), CALLS)
+def test_plans_equal_the_references_on_whole_numbers(name, causal):
+    q, k = whole_numbers(2, 2, 41, 5, seed=1), whole_numbers(2, 1, 41, 5, seed=2)
+    reference, ours = plans(name, q, k, causal, padding(2, 41, [41, 23], "scattered"))
+    assert torch.equal(reference.to_dense(), ours.to_dense())
+
+
+@pytest.mark.parametrize("name", ["smyrf", "clustered", "improved-euclidean", "near-far", "routing"])
+def test_plans_differ_from_the_references_only_at_ties(name):
+    """No two random rows tie: the plans are equal, too."""
+    q, k, _ = tensors(1, 2, 50, 61, dim=7, dtype=torch.float32)
+    reference, ours = plans(name, q, k, False, None)
+    assert torch.equal(reference.to_dense(), ours.to_dense())
+
+
+@pytest.mark.parametrize("length", [0, 1, 2])
+@pytest.mark.parametrize("name", ONE_EACH)
+def test_few_tokens(name, length):
+    q, k = whole_numbers(1, 2, length, 4, seed=1), whole_numbers(1, 2, length, 4, seed=2)
+    reference, ours = plans(name, q, k, name in CAUSAL, None)
+    assert torch.equal(reference.to_dense(), ours.to_dense())
+
+
+def test_wild_numbers_count_as_nothing():
+    q, k = whole_numbers(1, 1, 20, 4, seed=1), whole_numbers(1, 1, 20, 4, seed=2)
+    q[0, 0, 3, 1], k[0, 0, 7, 2] = float("inf"), float("nan")
+    for name in ("smyrf", "clustered-euclidean", "near-far"):
+        reference, ours = plans(name, q, k, False, None)
+        assert torch.equal(reference.to_dense(), ours.to_dense())
+
+
+def test_parts_without_a_known_size_are_halved_all_the_same():
+    x = whole_numbers(1, 1, 12, 3, seed=4)
+    order = torch.arange(12, dtype=torch.int32)[None]
+    start, stop = (torch.tensor([bounds], dtype=torch.int32) for bounds in ([0, 7], [7, 12]))
+    leaves, together = torch.tensor([[3, 2]]), torch.tensor([1])
+    want = coterie.planning.reference.halve(x, Parts(order, start, stop), leaves, 3, together)
+    assert torch.equal(triton.halve(x, Parts(order, start, stop), leaves, 3, together), want)
+
+
+# --- nothing that the host waits for ----------------------------------------------------------------------------------
+
+WAITS = {
+    "aten::_local_scalar_dense",  # .item(), int(), bool()
+    "aten::equal",
+    "aten::is_nonzero",
+    "aten::masked_select",
+    "aten::nonzero",
+    "aten::repeat_interleave.Tensor",
+    "aten::_unique2",
+    "aten::unique_dim",
+}
+
+
+class Waits(TorchDispatchMode):
+    """Remembers operations for whose result, or its shape, the host would have to wait for a GPU."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.name()
+        masked = name.startswith("aten::index") and any(
+            isinstance(x, torch.Tensor) and x.dtype in (torch.bool, torch.uint8)
+            for x in (args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else ())
+        )
+        if name in WAITS or masked:
+            self.found.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def counting(monkeypatch):
+    """Counts outside of kernels: their interpreter reads everything on the host."""
+    from triton.runtime.interpreter import GridExecutor
+
+    run = GridExecutor.__call__
+
+    def unseen(self, *args, **kwargs):
+        with _disable_current_modes():
+            return run(self, *args, **kwargs)
+
+    monkeypatch.setattr(GridExecutor, "__call__", unseen)
+    with Waits() as waits:
+        yield waits.found
+
+
+def test_the_check_sees_who_waits(monkeypatch):
+    with counting(monkeypatch) as found:
+        x = torch.arange(3)
+        int(x.max())
+        x[x > 1]
+        x.repeat_interleave(x)
+    assert set(found) >= {"aten::_local_scalar_dense", "aten::repeat_interleave.Tensor"}
+    assert len(found) >= 3
+
+
+@pytest.mark.parametrize(
+    ("name", "causal"),
+    [("smyrf", True), ("clustered", False), ("improved-euclidean", False), ("near-far", False), ("near-far", True)]
+    + [(name, False) for name in ("routing", "reformer", "topk", "local")],
+)
+def test_a_call_makes_the_host_wait_for_nothing(name, causal, monkeypatch):
+    from coterie.engine.kernels import gradients, launches
+
+    q, k, v = tensors(1, 2, 25, dim=4, dtype=torch.float32)
+    with counting(monkeypatch) as found:
+        call = Call.of(q, k, v, is_causal=causal, backend="triton")
+        plan = MECHANISMS[name].plan(q, k, is_causal=causal, backend="triton")
+        given = Inputs.of(call, plan)
+        out, lse, alone = launches.forward(given)
+        gradients.backward(given, out, lse, out, lse, alone, False)
+    assert found == []
