@@ -45,8 +45,9 @@ def modules_in(stored: Any, part: str = "") -> dict[str, Any]:
 
 def spec_for(module: Any, default: Any, part: str = "") -> Any:
     """What a module's config says of a module that knows no more than its layer; the default if it says nothing."""
-    stored: dict[str, Any] | None = getattr(module.config, "coterie", None)
+    stored: Any = getattr(module.config, "coterie", None)
     if stored is not None and part:
+        modules_in(stored)  # anybody may have written it
         stored = stored.get(part)
     if stored is None:
         return default
