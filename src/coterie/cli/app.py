@@ -190,8 +190,8 @@ def _time_for_pictures(found: list[Fit], left: float) -> bool:
 
 
 def _left(seconds: float, start: float, *, report: bool) -> float:
-    """What a budget that began with the command leaves to the fit; a report's pictures take a tenth."""
-    return max(0.0, (0.9 if report else 1.0) * seconds - (time.monotonic() - start))
+    """What a budget that began with the command leaves to the fit; a report takes a twentieth."""
+    return max(0.0, (0.95 if report else 1.0) * seconds - (time.monotonic() - start))
 
 
 def _show(found: Fit, model: str) -> None:

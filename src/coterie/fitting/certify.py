@@ -20,6 +20,7 @@ from coterie.fitting.task import Task
 # How much of the loss that is allowed the plans of the sequence had on the documents of the search.
 _LOSSES = (0.2, 0.4, 0.6, 0.8, 1.0)
 _FEW = 3  # plans that losses must tell apart
+_FASTER = 0.85  # of the dense model's time is what a plan takes that is any good
 _CERTIFY = 0.9  # of a budget is over when plans have been tested: whole passes are to be timed yet
 
 
@@ -72,7 +73,7 @@ def certify(task: Task, remembered: Remembered, searched: Searched) -> Certified
     plans, chosen = searched.plans, len(searched.plans) - 1
     judged, failed, sure = _exact(task, remembered), None, True
     sequence = sequence_of(searched, task.target)
-    ahead = remembered.seconds(remembered.checked)  # that dense attention took: a plan that is any good takes less
+    ahead = _FASTER * remembered.seconds(remembered.checked)
     notes: list[str] = []
     try:
         for number, index in enumerate(sequence):

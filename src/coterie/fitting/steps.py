@@ -30,7 +30,7 @@ _NO_WINDOWS = (
 )
 # What a document costs, in dense passes over it: one for its dense answer, and one for every plan or its like.
 _SEARCHED, _CERTIFIED = 6.0, 4.5  # usually
-_SEARCHED_LEAST, _CERTIFIED_LEAST = 4.0, 2.0  # without which there is no promise
+_SEARCHED_LEAST, _CERTIFIED_LEAST = 3.0, 2.0  # without which there is no promise
 _FEWEST = 3  # documents of a shape that certify
 _LATE = 1.2  # times what is left: what takes longer is not begun
 
