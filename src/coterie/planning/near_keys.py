@@ -9,7 +9,8 @@ from torch import Tensor
 
 from coterie.plan import Means
 from coterie.planning.bytes import Bytes
-from coterie.planning.orders import rounded, top_indices
+from coterie.planning.orders import rounded
+from coterie.planning.picking import Shown, pick
 from coterie.planning.steps import NearSearch, Seen
 
 if TYPE_CHECKING:
@@ -38,38 +39,12 @@ def near_keys(
         which = torch.where(used, seen.clusters[:, part].long(), 0)[:, None].expand(-1, sizes.heads, -1, -1)
         first, last = (x[:, :, None].expand(-1, -1, count, -1).gather(-1, which) for x in (start, stop))
         members = torch.where(used[:, None], last - first, 0)
-        likes = torch.maximum(mine.products(means.in_chunks()), mine.products(outliers.in_chunks()))
-        likes = likes.gather(-1, which[..., None, :].expand(-1, -1, -1, groups, -1))
-        each = members[..., None, :].expand_as(likes)
-        likes = _best_of_party(likes, mine.scale, each > 0, exists[:, :, part], seen.together[:, part])
-        ranked = top_indices(likes, each > 0, width)
-        before = each.gather(-1, ranked).cumsum(-1) - each.gather(-1, ranked)
-        chosen = torch.zeros_like(each, dtype=torch.bool).scatter(-1, ranked, before < search.reach) & (each > 0)
         slot = _slot_of_key(order, first, members, sizes.keys)
-        slot = slot[..., None, :].expand(-1, -1, -1, groups, -1)
-        wanted = chosen.gather(-1, slot.clamp(min=0)) & (slot >= 0)
-        top = top_indices(mine.products(keys.in_chunks()), wanted, search.near)
-        real = torch.arange(search.near, device=tokens.device) < each.sum(-1, keepdim=True)
-        real = real & exists[:, :, part, :, None]
-        counts = torch.where(used[:, None], members, 1)[..., None, :].expand_as(each)
-        counts = torch.nn.functional.pad(counts, (0, seen.room - width), value=1)
-        counts = counts.scatter_add(-1, slot.gather(-1, top).clamp(min=0), -real.long())
-        counts = torch.where(exists[:, :, part, :, None], counts, 0)
-        picks.append(torch.where(real, top, 0).to(torch.int32).flatten(2, 3))
-        left.append(counts.to(torch.int32 if search.wide else torch.int16).flatten(2, 3))
+        shown = Shown(which, used[:, None], members, slot, exists[:, :, part], seen.together[:, part], seen.room)
+        found = pick(mine, means, outliers, keys, shown, search)
+        picks.append(found[0])
+        left.append(found[1])
     return torch.cat(picks, 2).flatten(2), torch.cat(left, 2)
-
-
-def _best_of_party(likes: Tensor, scale: Tensor, used: Tensor, exists: Tensor, together: Tensor) -> Tensor:
-    """For each group (B, H, C, G, V), how much the party that it belongs to likes each cluster."""
-    none = float("-inf")
-    likes = likes.masked_fill(~used, none)
-    relative = (likes - likes.amax(-1, keepdim=True)) * scale[..., None]
-    relative = relative.masked_fill(~(used & exists[..., None]), none)
-    party = torch.arange(likes.shape[3], device=likes.device) // together[..., None]
-    party = party[:, None, :, :, None].expand_as(likes)
-    best = torch.full_like(likes, none).scatter_reduce(3, party, relative, "amax")
-    return best.gather(3, party)
 
 
 def _means_and_outliers(x: Tensor, order: Tensor, start: Tensor, stop: Tensor) -> tuple[Tensor, Tensor]:
