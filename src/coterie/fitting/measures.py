@@ -65,18 +65,13 @@ class Fidelity:
         self._dense[index] = self.lengths.answer(batch, lambda: self._answer(batch), untouched=callable(self.measure))
         self.seconds[index] = time.perf_counter() - start
 
-    def adopt(self, index: int, other: Fidelity, known: int) -> None:
-        """The dense answer to a batch that another has."""
-        self.lengths = other.lengths
-        self._dense[index], self.seconds[index] = other._dense[known], other.seconds[known]
-
     def length(self, index: int) -> int:
         """The tokens of a batch that was answered."""
         return self.lengths.of(self.batches[index])
 
     def expect_worth(self) -> None:
         """Raise if the dense model scores 0 on all batches of a length: nothing could be lost there."""
-        for length in sorted({self.lengths.of(batch) for batch in self.batches} if callable(self.measure) else ()):
+        for length in sorted(set(map(self.length, self._dense)) if callable(self.measure) else ()):
             unit = self._unit(length)
             got = f"a mean size of {unit:g} at {length:,} tokens"
             expect(math.isfinite(unit) and unit > 0, "measure", "scores of the dense model that are not all 0", got)

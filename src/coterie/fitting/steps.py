@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import platform
 import time
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,10 +57,9 @@ class Asked:
 def fits(asked: Asked, tell: Progress) -> list[Fit]:
     """A fit for each target: they share dense answers, what candidates cost, and every plan that was run."""
     try:
-        scale, first, notes = answers(asked, tell)
+        scale, fitted, checked, notes = answers(asked, tell)
     except _TooShortError as error:
         return [_nothing(asked, target, str(error)) for target in asked.targets]
-    fitted, checked = _split(scale, first)
     end = math.inf if asked.seconds is None else asked.start + asked.seconds
     found = {}
     remembered, profiled = None, None
@@ -117,91 +117,96 @@ def _nothing(asked: Asked, target: float, why: str) -> Fit:
     )
 
 
-def answers(asked: Asked, tell: Progress) -> tuple[Fidelity, int | None, list[str]]:
+def answers(asked: Asked, tell: Progress) -> tuple[Fidelity, list[int], list[int], list[str]]:
     """Run every batch densely, once; the largest first, as it tells how long everything will take.
 
     Returns:
-        The answers; how many of the batches are to be searched on, if that is known; and what was left out.
+        The answers; which batches are searched on and which certify; and what was left out.
     """
-    host, mine, others = asked.host, asked.batches, asked.held_out
-    everyone = [*mine, *(others or ())]
+    batches = [*asked.batches, *(asked.held_out or ())]
     if asked.seconds is not None and time.monotonic() - asked.start >= asked.seconds:
         raise _TooShortError("The time budget was over before anything could be tried: all attention stays dense.")
-    largest = max(range(len(everyone)), key=lambda index: size_of(everyone[index]))
-    scale = Fidelity(host, asked.measure, everyone)
-    scale.remember(largest)
-    rate = scale.seconds[largest] / max(1, size_of(everyone[largest]))
-    if others is None:
-        share = to_search(len(mine)) / len(mine)
-        expected = rate * sum(map(size_of, mine)) * (share * _SEARCHED + (1 - share) * _CERTIFIED)
-    else:
-        expected = rate * (_SEARCHED * sum(map(size_of, mine)) + _CERTIFIED * sum(map(size_of, others)))
+    sizes = [size_of(batch) for batch in batches]
+    order = sorted(range(len(batches)), key=lambda index: -sizes[index])
+    scale = Fidelity(asked.host, asked.measure, batches)
+    scale.remember(order[0])
+    rate = scale.seconds[order[0]] / max(1, sizes[order[0]])
     so_far = time.monotonic() - asked.start
-    left = math.inf if asked.seconds is None else asked.seconds - so_far
-    expected = so_far + expected * (1 + (len(asked.targets) - 1) / 2)
-    tell(ESTIMATE, 0, math.ceil(expected if asked.seconds is None else min(expected, asked.seconds)))
+    tell(ESTIMATE, 0, math.ceil(so_far + _expected(asked, sizes, rate)))
     notes = []
-    if asked.seconds is not None and others is not None:
-        kept = affordable(mine, others, rate, left)
-        count = sum(map(len, kept))
-        if least_time(*kept, rate) > _LATE * left:
-            needed = math.ceil(so_far + least_time(*kept, rate))
+    if asked.seconds is not None and asked.held_out is not None:
+        left, first = asked.seconds - so_far, len(asked.batches)
+        parts = affordable(batches, list(range(first)), list(range(first, len(batches))), rate, left)
+        needed = least_time(batches, *parts, rate)
+        if needed > _LATE * left:
             raise _TooShortError(
-                f"The time budget is too short: a fit takes {needed} s at least, as fast as this machine is now. All "
-                "attention stays dense."
+                f"The time budget is too short: a fit takes {math.ceil(so_far + needed)} s at least, as fast as this "
+                "machine is now. All attention stays dense."
             )
-        if count < len(everyone):
-            notes.append(f"The time that was left is enough for {count} of {len(everyone)} batches.")
-            mine, others = kept
-            known = scale
-            scale = Fidelity(host, asked.measure, [*mine, *others])
-            index = next(i for i, batch in enumerate(scale.batches) if batch is everyone[largest])
-            scale.adopt(index, known, largest)
-    others_left = [index for index in range(len(scale.batches)) if index not in scale.seconds]
-    tell("dense answers", 1, len(scale.batches))
-    for done, index in enumerate(sorted(others_left, key=lambda each: -size_of(scale.batches[each])), start=2):
-        scale.remember(index)
-        tell("dense answers", done, len(scale.batches))
+        kept = {*parts[0], *parts[1]}
+        if len(kept) < len(batches):
+            notes.append(f"The time that was left is enough for {len(kept)} of {len(batches)} batches.")
+            order = [index for index in order if index in kept]
+    for done, index in enumerate(order, start=1):
+        if done > 1:
+            scale.remember(index)
+        tell("dense answers", done, len(order))
     scale.expect_worth()
-    return scale, None if others is None else len(mine), notes
+    return scale, *_split(scale, None if asked.held_out is None else len(asked.batches)), notes
 
 
-def affordable(mine: list[Any], others: list[Any], rate: float, seconds: float) -> tuple[list[Any], list[Any]]:
+def _expected(asked: Asked, sizes: list[int], rate: float) -> float:
+    """Seconds that a fit takes as a rule, and no more than there are."""
+    first = to_search(len(sizes)) if asked.held_out is None else len(asked.batches)
+    whole = sum(sizes)
+    mine = whole * first / len(sizes) if asked.held_out is None else sum(sizes[:first])
+    expected = rate * (_SEARCHED * mine + _CERTIFIED * (whole - mine)) * (1 + (len(asked.targets) - 1) / 2)
+    return expected if asked.seconds is None else min(expected, asked.seconds - (time.monotonic() - asked.start))
+
+
+def affordable(
+    batches: list[Any], mine: list[int], others: list[int], rate: float, seconds: float
+) -> tuple[list[int], list[int]]:
     """As many documents of each shape as there is time for: fewer to search on, and then fewer that certify.
 
     Decided by time alone, before anything is known of what they score, so that what is certified stays so.
 
     Args:
+        mine, others: the batches to search on, and those that certify.
         rate: seconds of a dense pass for each number in a batch.
 
     Example:
         >>> import torch
         >>> documents = [torch.zeros(1, 100) for _ in range(6)]
-        >>> [len(part) for part in affordable(documents[:2], documents[2:], 0.01, 20.0)]
-        [2, 4]
-        >>> [len(part) for part in affordable(documents[:2], documents[2:], 0.01, 11.0)]
-        [1, 3]
+        >>> affordable(documents, [0, 1], [2, 3, 4, 5], 0.01, 20.0)
+        ([0, 1], [2, 3, 4, 5])
+        >>> affordable(documents, [0, 1], [2, 3, 4, 5], 0.01, 11.0)
+        ([0], [2, 3, 4])
     """
-    most = max(len(some) for some in (*_shapes(mine), *_shapes(others)))
-    for count in range(most, 0, -1):
-        if least_time(mine, others, rate) > seconds:
-            mine = [batch for some in _shapes(mine) for batch in some[:count]]
-        if least_time(mine, others, rate) > seconds:
-            others = [batch for some in _shapes(others) for batch in some[: max(count, _FEWEST)]]
+    for count in range(len(batches), 0, -1):
+        if least_time(batches, mine, others, rate) > seconds:
+            mine = _of_each_shape(batches, mine, count)
+        if least_time(batches, mine, others, rate) > seconds:
+            others = _of_each_shape(batches, others, max(count, _FEWEST))
     return mine, others
 
 
-def least_time(mine: list[Any], others: list[Any], rate: float) -> float:
+def least_time(batches: list[Any], mine: list[int], others: list[int], rate: float) -> float:
     """Seconds without which there is no promise."""
-    return rate * (_SEARCHED_LEAST * sum(map(size_of, mine)) + _CERTIFIED_LEAST * sum(map(size_of, others)))
+    searched, certified = (sum(size_of(batches[index]) for index in part) for part in (mine, others))
+    return rate * (_SEARCHED_LEAST * searched + _CERTIFIED_LEAST * certified)
 
 
-def _shapes(batches: list[Any]) -> list[list[Any]]:
-    """Batches by their shape."""
-    found: dict[Any, list[Any]] = {}
-    for batch in batches:
-        found.setdefault(shape_of(batch), []).append(batch)
-    return list(found.values())
+def _of_each_shape(batches: list[Any], indices: list[int], count: int) -> list[int]:
+    """The first few of each shape."""
+    seen: Counter[Any] = Counter()
+    found = []
+    for index in indices:
+        shape = shape_of(batches[index])
+        seen[shape] += 1
+        if seen[shape] <= count:
+            found.append(index)
+    return found
 
 
 def _fit(task: Task, remembered: Remembered, profiled: Profiled, asked: Asked, notes: list[str]) -> Fit:
@@ -249,8 +254,9 @@ def _split(scale: Fidelity, first: int | None) -> tuple[list[int], list[int]]:
     Args:
         first: so many are searched on, if the user has said so.
     """
-    everyone = list(range(len(scale.batches)))
-    fitted, checked = ([], []) if first is None else (everyone[:first], everyone[first:])
+    everyone = sorted(scale.seconds)  # those that were answered
+    fitted = [index for index in everyone if first is not None and index < first]
+    checked = [index for index in everyone if first is not None and index >= first]
     if first is None:
         by_length: dict[int, list[int]] = {}
         for index in everyone:
