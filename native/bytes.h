@@ -22,24 +22,39 @@ inline int quad_place(int64_t lane, int j) { return static_cast<int>(j * kLanes 
 
 inline int64_t quads_of(int64_t dim) { return padded(dim) / kQuad; }
 
+// The lowest bytes of whole numbers.
+inline void store_bytes(uint8_t* to, Vec whole, int32_t lift) {
+#if defined(__AVX512F__)
+    __m512i lifted = _mm512_add_epi32(_mm512_cvtps_epi32(whole.x), _mm512_set1_epi32(lift));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(lifted));
+#else
+    float each[kLanes];
+    store(each, whole);
+    for (int i = 0; i < kLanes; i++) to[i] = static_cast<uint8_t>(static_cast<int32_t>(each[i]) + lift);
+#endif
+}
+
 // A row x as whole numbers, round(most · x / max|x|); returns max|x|, inside of what is safe to multiply with. `x` is
-// followed by 0 up to a multiple of kLanes, and there must be room for as many bytes.
-inline float to_whole(const float* x, int64_t dim, float most, int32_t lift, uint8_t* to) {
+// followed by 0 up to a multiple of kLanes, and there must be room for as many bytes. `lost`: how far x is from what
+// the numbers say, a little more rather than less; inf where x is too long or too short for them.
+inline float to_whole(const float* x, int64_t dim, float most, int32_t lift, uint8_t* to, float* lost = nullptr) {
     Vec tops = splat(0);
     for (int64_t d = 0; d < dim; d += kLanes) tops = max(abs(load(x + d)), tops);
-    float top = highest(tops);
-    Vec divisor = splat(top > 0 ? top : 1);
+    float top = highest(tops), safe = std::clamp(top, 1e-30f, 1e28f);
+    Vec divisor = splat(top > 0 ? top : 1), step = splat(-safe / most), squares = splat(0);
     for (int64_t d = 0; d < dim; d += kLanes) {
-        float each[kLanes];
-        store(each, round(load(x + d) / divisor * splat(most)));
-        for (int i = 0; i < kLanes; i++) to[d + i] = static_cast<uint8_t>(static_cast<int32_t>(each[i]) + lift);
+        Vec each = load(x + d), whole = round(each / divisor * splat(most)), off = fma(whole, step, each);
+        store_bytes(to + d, whole, lift);
+        squares = fma(off, off, squares);
     }
-    return std::clamp(top, 1e-30f, 1e28f);
+    if (lost) *lost = safe == top || top == 0 ? 1.001f * std::sqrt(sum(squares)) : INFINITY;
+    return safe;
 }
 
 #if defined(__AVX512F__)
 
 constexpr int kByteRows = 8;  // left rows at a time
+constexpr int kBytePanels = 2;  // panels at a time
 using Whole = __m512i;  // a struct would go through memory
 using Quads = __m512i;  // kQuad bytes of each of kLanes right rows
 inline Whole whole(int32_t a) { return _mm512_set1_epi32(a); }
@@ -68,6 +83,7 @@ inline Whole add_products(Whole sum, const Quads& right, const int32_t* left) {
 #elif defined(__AVX2__)
 
 constexpr int kByteRows = 4;
+constexpr int kBytePanels = 1;
 struct Whole {
     __m256i lo, hi;
 };
@@ -91,6 +107,7 @@ inline Whole add_products(Whole sum, const Quads& right, const int32_t* left) {
 #else
 
 constexpr int kByteRows = 4;
+constexpr int kBytePanels = 1;
 struct Whole {
     int32_t x[kLanes];
 };
@@ -127,22 +144,25 @@ inline Whole add_products(Whole sum, const Quads& right, const int32_t* left) {
 // Left factors: a few rows, in blocks of kByteRows.
 struct LeftBytes {
     int64_t quads = 0, rows = 0;
+    float most = kLeftMost;
     std::vector<int32_t> bytes{};  // (blocks, quads, kByteRows)
     std::vector<int32_t> first{};  // (blocks, kByteRows): what undoes kLift
     std::vector<float> scales{};  // (rows)
 
-    void clear(int64_t dim) {
+    // `largest`: more than kLeftMost only for products with VNNI.
+    void clear(int64_t dim, float largest = kLeftMost) {
         quads = quads_of(dim);
         rows = 0;
+        most = largest;
         bytes.clear();
         first.clear();
         scales.clear();
     }
     int64_t padded_rows() const { return static_cast<int64_t>(first.size()); }
-    // `row` is followed by 0 up to a multiple of kLanes.
-    void add(const float* row, int64_t dim) {
+    // `row` is followed by 0 up to a multiple of kLanes; `lost` as in `to_whole`.
+    void add(const float* row, int64_t dim, float* lost = nullptr) {
         row_.resize(quads * kQuad);
-        scales.push_back(to_whole(row, dim, kLeftMost, 0, row_.data()) / (kLeftMost * kRightMost));
+        scales.push_back(to_whole(row, dim, most, 0, row_.data(), lost) / (most * kRightMost));
         if (rows % kByteRows == 0) {
             bytes.resize(bytes.size() + quads * kByteRows);
             first.resize(first.size() + kByteRows);
@@ -182,34 +202,64 @@ private:
     Pages<float> scales_;
 };
 
-// A block of left rows with one panel.
-template <bool Vnni>
-inline void block_products(const LeftBytes& left, int64_t block, const RightBytes& right, int64_t panel, float* to,
-                           int64_t stride) {
-    Whole sums[kByteRows];
-    for (int i = 0; i < kByteRows; i++) sums[i] = whole(left.first[block * kByteRows + i]);
+// Sums stay in registers only if every loop over them is unrolled.
+#if defined(__GNUC__) && !defined(__clang__)
+#define COTERIE_UNROLL _Pragma("GCC unroll 16")
+#else
+#define COTERIE_UNROLL
+#endif
+
+// A block of left rows with `Panels` panels.
+template <bool Vnni, int Panels>
+inline void few_products(const LeftBytes& left, int64_t block, const RightBytes& right, int64_t panel, float* to,
+                         int64_t stride) {
+    Whole sums[Panels][kByteRows];
+    COTERIE_UNROLL
+    for (int p = 0; p < Panels; p++) COTERIE_UNROLL
+    for (int i = 0; i < kByteRows; i++) sums[p][i] = whole(left.first[block * kByteRows + i]);
     const uint8_t* bytes = right.panel(panel);
+    const int64_t next = left.quads * kLanes * kQuad;  // from a panel to the one behind it
     const int32_t* rows = left.bytes.data() + block * left.quads * kByteRows;
     for (int64_t q = 0; q < left.quads; q++, bytes += kLanes * kQuad, rows += kByteRows) {
-        Quads here = load_quads(bytes);
-        for (int i = 0; i < kByteRows; i++) sums[i] = add_products<Vnni>(sums[i], here, rows + i);
+        Quads here[Panels];
+        COTERIE_UNROLL
+        for (int p = 0; p < Panels; p++) here[p] = load_quads(bytes + p * next);
+        COTERIE_UNROLL
+        for (int i = 0; i < kByteRows; i++) COTERIE_UNROLL
+        for (int p = 0; p < Panels; p++) sums[p][i] = add_products<Vnni>(sums[p][i], here[p], rows + i);
     }
-    Vec scales = load(right.scales(panel));
-    for (int i = 0; i < kByteRows; i++) store(to + i * stride, to_floats(sums[i]) * scales);
+    COTERIE_UNROLL
+    for (int p = 0; p < Panels; p++) {
+        Vec scales = load(right.scales(panel + p));
+        COTERIE_UNROLL
+        for (int i = 0; i < kByteRows; i++) store(to + i * stride + p * kLanes, to_floats(sums[p][i]) * scales);
+    }
 }
 
-// The products of all left rows, up to a multiple of kByteRows, with `count` panels from `panel` on, relative to each
-// left row's scale.
+#undef COTERIE_UNROLL
+
+// The products of a block of left rows with `count` panels from `panel` on, relative to each left row's scale.
+template <bool Vnni>
+inline void block_products(const LeftBytes& left, int64_t block, const RightBytes& right, int64_t panel, int64_t count,
+                           float* to, int64_t stride) {
+    int64_t p = 0;
+    for (; p + kBytePanels <= count; p += kBytePanels)
+        few_products<Vnni, kBytePanels>(left, block, right, panel + p, to + p * kLanes, stride);
+    for (; p < count; p++) few_products<Vnni, 1>(left, block, right, panel + p, to + p * kLanes, stride);
+}
+inline void block_products(const LeftBytes& left, int64_t block, const RightBytes& right, int64_t panel, int64_t count,
+                           float* to, int64_t stride) {
+    if (has_vnni())
+        block_products<true>(left, block, right, panel, count, to, stride);
+    else
+        block_products<false>(left, block, right, panel, count, to, stride);
+}
+
+// The same for all left rows, up to a multiple of kByteRows.
 inline void byte_products(const LeftBytes& left, const RightBytes& right, int64_t panel, int64_t count, float* to,
                           int64_t stride) {
     for (int64_t row = 0; row < left.rows; row += kByteRows)
-        for (int64_t p = 0; p < count; p++) {
-            float* here = to + row * stride + p * kLanes;
-            if (has_vnni())
-                block_products<true>(left, row / kByteRows, right, panel + p, here, stride);
-            else
-                block_products<false>(left, row / kByteRows, right, panel + p, here, stride);
-        }
+        block_products(left, row / kByteRows, right, panel, count, to + row * stride, stride);
 }
 
 }  // namespace coterie::COTERIE_ISA

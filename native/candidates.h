@@ -18,24 +18,36 @@ struct Candidates {
     Candidates(int64_t count, int64_t dim)
         : count(count), dim(dim), exact(count * dim), panels(std::max<int64_t>(1, padded(count) * dim)) {}
 
-    // After `exact` has been written.
+    // Before float32 products: `panels`, and `longest`.
     void prepare() {
+        measure();
         std::vector<float> rough(exact.begin(), exact.end());
         std::vector<const float*> rows(count);
-        longest = 0;
-        for (int64_t c = 0; c < count; c++) {
-            rows[c] = rough.data() + c * dim;
-            longest = std::max(longest, std::sqrt(dot(exact.data() + c * dim, exact.data() + c * dim, dim)));
-        }
+        for (int64_t c = 0; c < count; c++) rows[c] = rough.data() + c * dim;
         transpose_to_panels(rows.data(), count, dim, panels);
+    }
+
+    // Whenever `exact` has been written.
+    void measure() {
+        longest = 0;
+        for (int64_t c = 0; c < count; c++)
+            longest = std::max(longest, std::sqrt(dot(exact.data() + c * dim, exact.data() + c * dim, dim)));
     }
 };
 
 // A bound on the error of a float32 product of vectors of these lengths; inf where it, or a part of it, may overflow.
-inline float doubt(double a, double b, int64_t dim) {
-    if (!(a * b < 1e37)) return INFINITY;
-    return static_cast<float>(4e-7 * (8 + std::sqrt(double(dim))) * a * b + 1e-30);
-}
+class Doubt {
+public:
+    Doubt(double length, int64_t dim) : length_(length), unit_(4e-7 * (8 + std::sqrt(double(dim)))) {}
+    float operator()(double other) const {
+        double product = length_ * other;
+        return product < 1e37 ? static_cast<float>(unit_ * product + 1e-30) : INFINITY;
+    }
+
+private:
+    double length_, unit_;
+};
+inline float doubt(double a, double b, int64_t dim) { return Doubt(a, dim)(b); }
 
 // The length of a vector, a little more rather than less.
 inline double length(const float* x, int64_t dim) {

@@ -1,150 +1,12 @@
 // Lloyd's algorithm in Euclidean space inside the parts of a sequence, and the means of clusters.
 #pragma once
 
-#include <bit>
 #include <vector>
 
-#include "candidates.h"
 #include "kmeans_starts.h"
+#include "nearest.h"
 
 namespace coterie::COTERIE_ISA {
-
-// The rows of one part, one head of them: as float32 where they lie, if they can be used as they are.
-class Points {
-public:
-    Points(const KmeansCall& call, int64_t b, int64_t h, int64_t part)
-        : call_(call),
-          b_(b),
-          h_(h),
-          rows_(call.parts.rows(b, part)),
-          size_(call.parts.size(b, part)),
-          pointers_(size_),
-          lengths_(size_),
-          scratch_(call.x.dim),
-          exact_(call.x.dim) {
-        int64_t dim = call.x.dim;
-        for (int64_t i = 0; i < size_; i++) {
-            bool in_place = call.x.kind_at(rows_[i]) == Kind::f32 && !call.unit;
-            const float* row = reinterpret_cast<const float*>(call.x.row(b, h, rows_[i]));
-            if (in_place && all_finite(row, dim)) {
-                pointers_[i] = row;
-            } else {
-                if (copies_.empty()) copies_.resize(size_ * dim);
-                read(i, exact_.data());
-                std::copy(exact_.begin(), exact_.end(), copies_.begin() + i * dim);
-                pointers_[i] = copies_.data() + i * dim;
-            }
-            lengths_[i] = static_cast<float>(length(pointers_[i], dim));
-        }
-    }
-
-    int64_t size() const { return size_; }
-    int32_t row(int64_t i) const { return rows_[i]; }
-    const float* rough(int64_t i) const { return pointers_[i]; }
-    float length_of(int64_t i) const { return lengths_[i]; }
-
-    void read(int64_t i, double* to) {
-        read_double(call_.x, b_, h_, rows_[i], scratch_.data(), to);
-        if (call_.unit) scale_to_unit(to, call_.x.dim);
-    }
-
-    void add_to(int64_t i, double* sum) {
-        int64_t dim = call_.x.dim;
-        const float* row = pointers_[i];
-        if (call_.unit) {
-            read(i, exact_.data());
-            for (int64_t d = 0; d < dim; d++) sum[d] += exact_[d];
-        } else {
-            for (int64_t d = 0; d < dim; d++) sum[d] += row[d];
-        }
-    }
-
-private:
-    const KmeansCall& call_;
-    int64_t b_, h_;
-    const int32_t* rows_;
-    int64_t size_;
-    std::vector<const float*> pointers_;
-    std::vector<float> lengths_, copies_, scratch_;
-    std::vector<double> exact_;
-};
-
-// Finds the nearest centroid: in float32 first, and again in float64 where that is too close to call.
-class Nearest {
-public:
-    Nearest(Points& points, Candidates& centroids)
-        : points_(points),
-          centroids_(centroids),
-          dim_(centroids.dim),
-          stride_(padded(centroids.count)),
-          scores_(kRowBlock * stride_),
-          half_(stride_),
-          exact_half_(centroids.count),
-          row_(dim_),
-          block_(kRowBlock) {}
-
-    // For the points chosen[0 … n), or the first n.
-    void assign(const int64_t* chosen, int64_t n, std::vector<int64_t>& labels) {
-        for (int64_t c = 0; c < stride_; c++) {
-            const double* center = centroids_.exact.data() + c * dim_;
-            if (c < centroids_.count) exact_half_[c] = dot(center, center, dim_) / 2;
-            half_[c] = c < centroids_.count ? static_cast<float>(exact_half_[c]) : INFINITY;
-        }
-        centroids_.prepare();
-        labels.resize(n);
-        for (int64_t first = 0; first < n; first += kRowBlock) {
-            breathe();
-            int64_t here = std::min(kRowBlock, n - first);
-            for (int64_t i = 0; i < here; i++) block_[i] = points_.rough(chosen ? chosen[first + i] : first + i);
-            multiply(here, centroids_.count, dim_, Scattered{block_.data()}, centroids_.panels, dim_, scores_, stride_);
-            for (int64_t i = 0; i < here; i++)
-                labels[first + i] = decide(scores_ + i * stride_, chosen ? chosen[first + i] : first + i);
-        }
-    }
-
-private:
-    int64_t decide(float* s, int64_t point) {
-        Vec top = splat(-INFINITY);  // x·c − ‖c‖²/2 is largest where ‖x − c‖² is smallest
-        for (int64_t c = 0; c < stride_; c += kLanes) {
-            Vec each = load(s + c) - load(half_ + c);
-            store(s + c, each);
-            top = max(each, top);
-        }
-        float best = highest(top),
-              slack = 2 * doubt(points_.length_of(point) + centroids_.longest, centroids_.longest, dim_);
-        float limit = std::isfinite(best) && std::isfinite(slack) ? best - slack : -INFINITY;
-        int64_t label = -1;
-        float nearest = INFINITY;
-        bool read = false;
-        auto verdict = [&](int64_t c) {
-            return static_cast<float>(exact_half_[c] - dot(row_.data(), centroids_.exact.data() + c * dim_, dim_));
-        };
-        for (int64_t c = 0; c < stride_; c += kLanes)
-            for (uint32_t close = limit == -INFINITY ? 0xFFFFu : at_least(load(s + c), limit); close;
-                 close &= close - 1) {
-                int64_t at = c + std::countr_zero(close);
-                if (at >= centroids_.count) break;
-                if (label < 0) {
-                    label = at;
-                    continue;
-                }
-                if (!read) {
-                    points_.read(point, row_.data());
-                    nearest = verdict(label);
-                    read = true;
-                }
-                if (float other = verdict(at); other < nearest) nearest = other, label = at;
-            }
-        return std::max<int64_t>(label, 0);
-    }
-
-    Points& points_;
-    Candidates& centroids_;
-    int64_t dim_, stride_;
-    Buffer scores_, half_;
-    std::vector<double> exact_half_, row_;
-    std::vector<const float*> block_;
-};
 
 // Lloyd's iterations on the points chosen[0 … n), or the first n. An empty cluster keeps its centroid.
 inline void train(Points& points, const int64_t* chosen, int64_t n, int64_t iterations, Nearest& nearest,
@@ -190,7 +52,7 @@ inline void kmeans(const KmeansCall& call, int64_t* labels, double* centroids) {
         if (!n || !used) return;
         Candidates centers(used, dim);
         std::copy_n(result, used * dim, centers.exact.data());
-        Nearest nearest(points, centers);
+        Nearest nearest(points, centers, call.iterations + 1);
         if (int64_t most = call.sample * used; call.sample && most < n) {
             auto sample = one_of_each_span(call.draws, kSample, drawn, n, most, most);
             train(points, sample.data(), most, call.iterations, nearest, centers);

@@ -13,13 +13,14 @@
 
 namespace coterie::COTERIE_ISA {
 
-inline double dot(const double* a, const double* b, int64_t n) {
+template <class T>  // float or double: both are exact
+inline double dot(const T* a, const double* b, int64_t n) {
     double lanes[8] = {0};
     int64_t i = 0;
     for (; i + 8 <= n; i += 8)
-        for (int l = 0; l < 8; l++) lanes[l] += a[i + l] * b[i + l];
+        for (int l = 0; l < 8; l++) lanes[l] += double(a[i + l]) * b[i + l];
     double total = ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) + ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
-    for (; i < n; i++) total += a[i] * b[i];
+    for (; i < n; i++) total += double(a[i]) * b[i];
     return total;
 }
 
