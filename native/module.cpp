@@ -378,8 +378,9 @@ static void cluster_means(const Tensor& x, const Tensor& mask, const Tensor& lab
 }
 
 // What stands for groups of queries, (batch, heads, groups, dim) float64, beside the keys that it is compared with.
-static const double* queries_of(const Tensor& queries, const Rows& keys) {
-    auto* data = data_of<double>("queries", queries, {keys.batch, size_of(queries, 1), size_of(queries, 2), keys.dim});
+template <class T>
+static const T* queries_of(const Tensor& queries, const Rows& keys) {
+    auto* data = data_of<T>("queries", queries, {keys.batch, size_of(queries, 1), size_of(queries, 2), keys.dim});
     check_heads("queries", size_of(queries, 1), keys.heads);
     return data;
 }
@@ -389,7 +390,7 @@ static void top_keys(const Tensor& queries, const Tensor& k, const Tensor& mask,
     Rows keys = rows_of("k", k);
     check_rank("queries", queries, 4);
     check_in("count", count, 0, kMostRows);
-    const double* query = queries_of(queries, keys);
+    auto* query = queries_of<double>(queries, keys);
     TopCall call{
         .k = keys,
         .heads = size_of(queries, 1),
@@ -418,7 +419,7 @@ static void near_keys(const Tensor& queries, const Tensor& k, const std::vector<
     check_in("reach", reach, std::max<int64_t>(1, near), INT64_MAX);
     check_in("room", room, 0, kMostRows);
     int team = check_threads(threads);
-    const double* query = queries_of(queries, keys);
+    auto* query = queries_of<float>(queries, keys);
     if (clusters.empty()) refuse("clusters", "order, start and stop", "nothing");
     NearCall call{
         .k = keys,
@@ -564,6 +565,10 @@ NB_MODULE(_native, m) {
     m.def("finish", finish, "k"_a, "v"_a, "rows"_a, "labels"_a, "samples"_a, "first_place"_a, "first_cluster"_a,
           "clusters"_a, "threads"_a, "bytes"_a, "scales"_a, "order"_a, "offsets"_a, "mean_keys"_a, "mean_values"_a);
     m.def("adopt_team", [](uintptr_t address) { adopt_team(reinterpret_cast<Team>(address)); });
+    m.def("regions", [] {
+        Regions& all = regions();
+        return nb::make_tuple(all.count.load(), double(all.held.load()) * 1e-9, double(all.idle.load()) * 1e-9);
+    });
     m.def("instruction_set", [] { return std::string(kernels().name); });
 
     m.def("order_by", order_by, "scores"_a, "mask"_a, "order"_a, "threads"_a);

@@ -28,7 +28,7 @@ inline std::vector<Party> parties_of(const NearCall& call, int64_t b) {
 // Search parties of any head, one at a time.
 class NearWorker {
 public:
-    NearWorker(const NearCall& call, const double* queries, const Picks& picks)
+    NearWorker(const NearCall& call, const float* queries, const Picks& picks)
         : call_(call), queries_(queries), picks_(picks), rough_(padded(call.k.dim)) {}
 
     // `h`: of the queries. `keys`: of the key head that it has.
@@ -55,7 +55,7 @@ private:
     void read(int64_t first, int64_t groups) {
         left_.clear(call_.k.dim);
         for (int64_t g = 0; g < groups; g++) {
-            const double* query = queries_ + (first + g) * call_.k.dim;
+            const float* query = queries_ + (first + g) * call_.k.dim;
             for (int64_t d = 0; d < call_.k.dim; d++) rough_[d] = rounded(query[d]);
             left_.add(rough_.data(), call_.k.dim);
         }
@@ -108,7 +108,7 @@ private:
     }
 
     const NearCall& call_;
-    const double* queries_;  // (batch, heads, groups, dim)
+    const float* queries_;  // (batch, heads, groups, dim)
     Picks picks_;
     std::vector<float> rough_, scores_;
     LeftBytes left_;
@@ -121,7 +121,7 @@ private:
 };
 
 // The near keys of each group, and how many keys it leaves of each cluster that it sees.
-inline void near_keys(const NearCall& call, const double* queries, const Picks& picks) {
+inline void near_keys(const NearCall& call, const float* queries, const Picks& picks) {
     int64_t left = call.groups * call.room, share = call.heads / std::max<int64_t>(1, call.k.heads);
     parallel_for(call.k.batch * call.heads, call.threads, [&](int64_t bh, int) {
         std::fill_n(picks.keys + bh * call.groups * call.near, call.groups * call.near, 0);

@@ -117,7 +117,7 @@ struct PlanningKernels {
     void (*hamming_kmeans)(const HammingCall&, int64_t*);
     void (*cluster_means)(const MeansCall&, const int64_t*, double*);
     void (*top_keys)(const TopCall&, const double*, int64_t*);
-    void (*near_keys)(const NearCall&, const double*, const Picks&);
+    void (*near_keys)(const NearCall&, const float*, const Picks&);
 };
 
 }  // namespace coterie

@@ -406,7 +406,7 @@ def ops():
     ]
     visible = torch.tensor([[[0, 1]] * 5], dtype=torch.int32), torch.full((1, 5), 2, dtype=torch.int32)
     parties = (torch.full(visible[1].shape, 2),) * 2
-    yield planning.near_keys_op, (plain[0].double(), plain[1], clusters, *visible, *parties, 4, 9, False, 6)
+    yield planning.near_keys_op, (plain[0], plain[1], clusters, *visible, *parties, 4, 9, False, 6)
     yield planning.order_by_op, (torch.randn(2, 9), torch.ones(2, 9, dtype=torch.bool))
     yield planning.cluster_means_op, (plain[0], real, torch.zeros(1, 2, 20, dtype=torch.int64), 3)
 

@@ -532,7 +532,7 @@ def test_planning_kernels_refuse_outputs_that_do_not_fit():
 
     parts = short(1, 5), short(1, 1), short(1, 1)
     clusters = [short(1, 2, 5), short(1, 2, 1), short(1, 2, 1)]
-    near = (double, x, clusters, short(1, 5, 1), short(1, 5), long(1, 5), long(1, 5) + 1, 1, 2, True, 2, 1)
+    near = (double.float(), x, clusters, short(1, 5, 1), short(1, 5), long(1, 5), long(1, 5) + 1, 1, 2, True, 2, 1)
     smyrf = (x, x, real, real, long(1), 1)
     for message, call in {
         "order: expected shape": lambda: module.order_by(torch.zeros(1, 5), real, short(1, 4), 1),

@@ -275,8 +275,10 @@ def _rows(rng: random.Random, batch: int, heads: int, rows: int, dim: int) -> Ar
     return {"x": _floats(rng, batch, heads, rows, dim), "mask": _bytes(batch, rows)}
 
 
-def _queries_and_keys(rng: random.Random, queries: tuple[int, ...], keys: tuple[int, ...]) -> Arguments:
-    return {"queries": _floats(rng, *queries).double(), "k": _floats(rng, *keys)}
+def _queries_and_keys(
+    rng: random.Random, queries: tuple[int, ...], keys: tuple[int, ...], dtype: torch.dtype
+) -> Arguments:
+    return {"queries": _floats(rng, *queries).to(dtype), "k": _floats(rng, *keys)}
 
 
 def _top_keys(rng: random.Random) -> Arguments:
@@ -284,7 +286,7 @@ def _top_keys(rng: random.Random) -> Arguments:
     count = rng.randint(0, 12)
     limits = torch.tensor([rng.choice(NUMBERS) for _ in range(batch * queries)], dtype=torch.int64)
     return {
-        **_queries_and_keys(rng, (batch, heads, queries, dim), (batch, key_heads, keys, dim)),
+        **_queries_and_keys(rng, (batch, heads, queries, dim), (batch, key_heads, keys, dim), torch.float64),
         "mask": _bytes(batch, keys),
         "limits": limits.view(batch, queries) if rng.random() < 0.5 else None,
         "count": count,
@@ -303,7 +305,7 @@ def _near_keys(rng: random.Random) -> Arguments:
     groups = chunks * share
     wide, room = rng.random() < 0.5, width + rng.randint(0, 2)
     return {
-        **_queries_and_keys(rng, (batch, heads, groups, dim), (batch, key_heads, keys, dim)),
+        **_queries_and_keys(rng, (batch, heads, groups, dim), (batch, key_heads, keys, dim), torch.float32),
         "clusters": clusters,
         "visible": torch.rand(batch, chunks, count).argsort(-1)[..., :width].sort(-1).values.to(torch.int32),
         "seen": _ints(width + 1, batch, chunks),

@@ -268,7 +268,7 @@ def test_near_keys_refuses_malformed_clusters():
     ):
         clusters = [torch.tensor([[each]], dtype=torch.int32) for each in (order, (0, 2), stop)]
         shown, count = (torch.tensor([each], dtype=torch.int32) for each in (visible, seen))
-        queries = x[:, :, :2].double() if queries is None else queries
+        queries = x[:, :, :2] if queries is None else queries
         numbers = {"near": 1, "reach": 4, "wide": False, "room": 2} | given
         groups = torch.tensor([used]), torch.tensor([together])
         return planning.near_keys_op(queries, x, clusters, shown, count, *groups, *numbers.values())
@@ -291,8 +291,8 @@ def test_near_keys_refuses_malformed_clusters():
         ({"together": (1, 1)}, r"together: expected shape \(1, 1\)"),
         ({"near": 3, "reach": 2}, r"reach: expected at least 3, got 2"),
         ({"order": (0,) * 9, "stop": (9, 9)}, r"clusters: expected at most 4 keys, got 9"),
-        ({"queries": torch.zeros(1, 1, 2, 3).double()}, r"queries: expected shape \(1, 1, 2, 8\)"),
-        ({"queries": torch.zeros(2, 1, 2, 8).double()}, r"queries: expected shape \(1, 1, 2, 8\)"),
+        ({"queries": torch.zeros(1, 1, 2, 3)}, r"queries: expected shape \(1, 1, 2, 8\)"),
+        ({"queries": torch.zeros(2, 1, 2, 8)}, r"queries: expected shape \(1, 1, 2, 8\)"),
         (
             {"visible": ((0, 1),) * 3, "seen": (2,) * 3, "used": (0,) * 3, "together": (1,) * 3},
             r"visible: expected a chunk for equally many of the 2 groups, got 3",
@@ -307,7 +307,7 @@ def test_a_cluster_that_an_int16_cannot_count_is_refused_or_wide():
     x = torch.zeros(1, 1, keys, 1)
     clusters = [torch.arange(keys).view(1, 1, -1).int(), torch.zeros(1, 1, 1).int(), torch.full((1, 1, 1), keys).int()]
     seen = torch.zeros(1, 1, 1).int(), torch.ones(1, 1).int(), torch.ones(1, 1).long(), torch.ones(1, 1).long()
-    query = torch.zeros(1, 1, 1, 1).double()
+    query = torch.zeros(1, 1, 1, 1)
     with pytest.raises(ValueError, match=r"clusters: expected at most 32767 keys, got 32768"):
         planning.near_keys_op(query, x, clusters, *seen, 3, 9, False, 1)
     picks, left = planning.near_keys_op(query, x, clusters, *seen, 3, 9, True, 1)

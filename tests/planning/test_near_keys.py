@@ -57,7 +57,7 @@ class Case:
             k.view(-1)[below(k.numel(), len(WILD))] = torch.tensor(WILD)
         call = Call.of(draw(2, heads, 3, dim), k, runs=False)
         self.tokens = Tokens(call, call.real_queries, call.real_keys)
-        self.queries = draw(2, heads, 2 * groups, dim).double()
+        self.queries = draw(2, heads, 2 * groups, dim)
         edges = below(keys + 1, 2, key_heads, 10).sort(-1).values.int()
         order = torch.rand(2, key_heads, keys, generator=generator).argsort(-1).int()
         self.clusters = Means(order, edges[..., :-1].contiguous(), edges[..., 1:].contiguous())

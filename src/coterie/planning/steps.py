@@ -132,7 +132,7 @@ class Steps(Protocol):
         some queries look for may be unlike the rest of its cluster. Products are those of `coterie.planning.bytes`.
 
         Args:
-            queries: (B, H, G, D) float64, what stands for each group, scale included.
+            queries: (B, H, G, D) float32, what stands for each group, scale included.
             clusters: the keys of each cluster, per key head, one cluster behind the other; those that a group sees have
                 no key in common.
             seen: the clusters that each group sees, and which groups search together.

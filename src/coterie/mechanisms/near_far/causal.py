@@ -14,7 +14,7 @@ from coterie.mechanisms.near_far.levels import finished_chunks
 from coterie.mechanisms.near_far.meeting import meet
 from coterie.mechanisms.near_far.strict import Judges
 from coterie.plan import Plan
-from coterie.planning.orders import ceil_div
+from coterie.planning.orders import ceil_div, rounded
 from coterie.planning.tokens import Tokens
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def _groups(options: NearFar, tokens: Tokens, chunks: Chunks) -> Groups:
         del centroids  # as large as the means
         labels = torch.where(chunks.placed[:, None], labels, 0)
         centroids = tokens.steps.cluster_means(tokens, labels, total, mask=chunks.placed)
-    return Groups(order, offsets, centroids.mul_(tokens.scale), exist, together)
+    return Groups(order, offsets, rounded(centroids.mul_(tokens.scale)), exist, together)
 
 
 def _in_chunk(options: NearFar) -> int:

@@ -11,7 +11,7 @@ from coterie.mechanisms.near_far.counts import Count, Fixed, Root
 from coterie.mechanisms.near_far.groups import Groups, cluster, draws
 from coterie.mechanisms.near_far.meeting import Far, meet
 from coterie.plan import Means, Plan
-from coterie.planning.orders import Parts, balanced_offsets, ceil_div
+from coterie.planning.orders import Parts, balanced_offsets, ceil_div, rounded
 from coterie.planning.tokens import Tokens
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def _groups(options: NearFar, tokens: Tokens) -> Groups:
     order, offsets = tokens.steps.group_by(labels, (place < rows[:, None])[:, None], total)
     means = tokens.steps.cluster_means(tokens, torch.zeros_like(labels).scatter(-1, halved, labels), total)
     order = halved.gather(-1, order.long()).to(torch.int32)
-    return Groups(order, offsets, means.mul_(tokens.scale), each, together[:, None].expand_as(each))
+    return Groups(order, offsets, rounded(means.mul_(tokens.scale)), each, together[:, None].expand_as(each))
 
 
 def _count(options: NearFar, length: int) -> Count:

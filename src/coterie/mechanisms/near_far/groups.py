@@ -17,7 +17,7 @@ class Groups(NamedTuple):
 
     order: Tensor  # (B, H, Nq) int32
     offsets: Tensor  # (B, H, G + 1) int32
-    queries: Tensor  # (B, H, G, D) float64: what stands for each when near keys are picked, scale included
+    queries: Tensor  # (B, H, G, D) float32: what stands for each when near keys are picked, scale included
     exist: Tensor  # (B, C): how many groups of a chunk
     together: Tensor  # (B, C): how many of them search together
 
