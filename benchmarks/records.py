@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -53,13 +56,30 @@ class Record(NamedTuple):
 
     def write(self, path: Path) -> None:
         """As JSON."""
+        write_json(path, self._as_json())
+
+    def append(self, path: Path) -> None:
+        """As one more line of a file of runs."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(self._as_json(), ensure_ascii=False) + "\n")
+
+    def _as_json(self) -> dict[str, Any]:
         figures = [{**figure._asdict(), "seconds": dict(figure.seconds)} for figure in self.figures]
-        write_json(path, {"format": FORMAT, **self._asdict(), "figures": figures})
+        return {"format": FORMAT, **self._asdict(), "figures": figures}
 
     @classmethod
     def read(cls, path: Path) -> Record:
         """What `write` wrote; OSError or ValueError if the file is none of that kind."""
-        found = read_json(path)
+        return cls._of(read_json(path), path)
+
+    @classmethod
+    def read_all(cls, path: Path) -> list[Record]:
+        """What `append` wrote, a record a line; OSError or ValueError if the file is none of that kind."""
+        return [cls._of(json.loads(line), path) for line in path.read_text(encoding="utf-8").splitlines()]
+
+    @classmethod
+    def _of(cls, found: Any, path: Path) -> Record:
         if not isinstance(found, dict) or found.pop("format", None) != FORMAT:
             raise ValueError(f"{path}: expected a file that `python -m benchmarks.speed --save` wrote ({FORMAT!r})")
         try:
@@ -135,6 +155,29 @@ def compare(before: Record, now: Record) -> tuple[list[str], Table]:
             cells += [_milliseconds(figure) for figure in (then, later)]
         table.add_row(case, unit, *cells)
     return notes, table
+
+
+def columns(records: list[Record]) -> Table:
+    """A column for each machine, instruction set and number of threads: the median of its runs, and their range."""
+    machines: dict[tuple[Any, ...], list[Record]] = defaultdict(list)
+    for each in records:
+        machines[tuple(each.machine.get(name) for name in SAME_MACHINE)].append(each)
+    table = Table(title="every machine seen")
+    table.add_column("case")
+    for (cpu, instruction_set, threads), runs in machines.items():
+        count = f"{len(runs)} run" + "s" * (len(runs) > 1)
+        table.add_column(f"{cpu}, {instruction_set}, {threads} threads ({count})", justify="right")
+    for case, unit in dict.fromkeys((figure.case, figure.unit) for each in records for figure in each.figures):
+        table.add_row(case, *(_range(runs, case, unit) for runs in machines.values()))
+    return table
+
+
+def _range(runs: list[Record], case: str, unit: str) -> str:
+    found = [x.value for run in runs for x in run.figures if (x.case, x.unit) == (case, unit) and x.value is not None]
+    if not found:
+        return "–"
+    middle = f"{median(found):.1f}" if unit == AGAINST_SDPA else f"{median(found):.2f}"
+    return middle if len(found) == 1 else f"{middle} ({min(found):.1f}–{max(found):.1f})"
 
 
 def _pairs(before: list[Figure], now: list[Figure]) -> Iterator[tuple[str, str, Figure | None, Figure | None]]:

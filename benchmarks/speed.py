@@ -15,21 +15,18 @@ import torch.nn.functional as F
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from torch import Tensor
 
 import coterie
 from benchmarks import peers
 from benchmarks.measure import peak_bytes, peaked_tensors
-from benchmarks.records import AGAINST_REFERENCE, AGAINST_SDPA, GROWTH, MEMORY, Figure, Record, compare
+from benchmarks.promises import GROWTHS, IMPROVED, MEMORIES, NEAR_FAR, PROMISES, SMYRF, Attend, ours, step
+from benchmarks.records import AGAINST_REFERENCE, AGAINST_SDPA, GROWTH, MEMORY, Figure, Record, columns, compare
+from benchmarks.where import where
 from coterie import Mechanism
 from coterie.analysis import save
 from coterie.files import expect_writable, write_json
 from coterie.timing import interleaved
 
-Attend = Callable[..., Tensor]
-SMYRF = coterie.Smyrf(rounds=2, cluster_size=64)
-IMPROVED = coterie.ImprovedClustered(clusters=100, topk=32)
-NEAR_FAR = coterie.NearFar(near=64)
 MECHANISMS: list[Mechanism] = [
     SMYRF,
     coterie.Smyrf(rounds=4, cluster_size=64),
@@ -44,24 +41,6 @@ MECHANISMS: list[Mechanism] = [
     coterie.Fixed(stride=128, summary=8),
 ]
 CELLS = 4096 * 4096 * 16  # scores a head beyond which quadratic candidates are left out of a pass
-
-
-def step(attend: Attend, q: Tensor, k: Tensor, v: Tensor, *, backward: bool = False) -> None:
-    """One forward pass, and its gradients if asked for."""
-    inputs = [x.detach().requires_grad_(backward) for x in (q, k, v)]
-    out = attend(*inputs)
-    if backward:
-        torch.autograd.grad(out.sum(), inputs, allow_unused=True)  # a peer that shares queries and keys ignores k
-
-
-def ours(mechanism: Mechanism, backend: str = "native", *, causal: bool = False) -> Attend:
-    """The whole call, planning included."""
-    return partial(coterie.attention, mechanism=mechanism, backend=backend, is_causal=causal)
-
-
-def sdpa(*, causal: bool = False) -> Attend:
-    """What everything is compared with."""
-    return partial(F.scaled_dot_product_attention, is_causal=causal)
 
 
 def check() -> list[str]:
@@ -85,56 +64,42 @@ def check() -> list[str]:
 
 
 def promises(repeats: int) -> tuple[Table, list[Figure]]:
-    """The ratios that the project promises, each measured beside SDPA."""
+    """The ratios that the project promises, each measured beside SDPA; what falls short is marked."""
     figures = []
-    table = Table(title="8 heads × 64, float32, batch 1, planning included")
-    for column in ("case", "SDPA", "ours", "ratio", "at least", "aim"):
-        table.add_column(column, no_wrap=True, justify="left" if column == "case" else "right")
-    cases = [
-        (SMYRF, 8192, "forward", "20×", "32×"),
-        (SMYRF, 8192, "forward + backward", "20×", "32×"),
-        (SMYRF, 1024, "forward", "1.5×", ""),
-        (SMYRF, 512, "forward", "", "1×"),
-        (IMPROVED, 4096, "forward", "6×", "15×"),
-        (IMPROVED, 8192, "forward + backward", "12×", "25×"),
-        (NEAR_FAR, 8192, "forward", "6×", "12×"),
-        (NEAR_FAR, 32_768, "forward", "15×", "25×"),
-        (coterie.NearFar(near=128), 16_384, "causal, forward", "4×", "8×"),
-    ]
-    for mechanism, length, kind, least, aim in cases:
-        tensors = peaked_tensors(length)
-        backward, causal = "backward" in kind, "causal" in kind
-        runs = {
-            "sdpa": partial(step, sdpa(causal=causal), *tensors, backward=backward),
-            "ours": partial(step, ours(mechanism, causal=causal), *tensors, backward=backward),
-        }
-        turns = 1 if length > 20_000 else repeats * max(1, 4096 // length)
-        seconds = interleaved(runs, turns)
+    machine = f"{coterie.backends()['native']}, {torch.get_num_threads()} threads"
+    table = Table(title=f"8 heads × 64, float32, batch 1, planning included; native: {machine}")
+    for column in ("case", "SDPA", "ours", "ratio", "want", ""):
+        table.add_column(
+            column, no_wrap=True, justify="right" if column in ("SDPA", "ours", "ratio", "want") else "left"
+        )
+    for promise in PROMISES:
+        seconds = interleaved(promise.runs(promise.tensors()), promise.turns(repeats))
         ratio = seconds["sdpa"] / seconds["ours"]
-        name = f"{mechanism}, {length:,}, {kind}"
-        figures.append(Figure(name, AGAINST_SDPA, ratio, seconds))
-        table.add_row(name, _ms(seconds["sdpa"]), _ms(seconds["ours"]), f"{ratio:.1f}×", least, aim)
+        figures.append(Figure(promise.name, AGAINST_SDPA, ratio, seconds))
+        times = _ms(seconds["sdpa"]), _ms(seconds["ours"])
+        table.add_row(promise.name, *times, f"{ratio:.1f}×", f"{promise.want:g}×", _verdict(ratio >= promise.want))
     long = peaked_tensors(65_536)
-    for mechanism, length, least, aim in ((SMYRF, 8192, "≤ 9.5", "8.5"), (NEAR_FAR, 16_384, "≤ 9", "")):
+    for mechanism, length, most in GROWTHS:
         runs = {"short": partial(step, ours(mechanism), *peaked_tensors(length))}
         runs["long"] = partial(step, ours(mechanism), *long)
         seconds = interleaved(runs, repeats)
         growth = seconds["long"] / seconds["short"]
         name = f"{mechanism}, time at 65,536 / time at {length:,}"
         figures.append(Figure(name, GROWTH, growth, seconds))
-        table.add_row(name, "", "", f"{growth:.2f}", least, aim)
-    for mechanism, causal, least, aim in (
-        (coterie.Smyrf(rounds=4, cluster_size=64), False, "≤ 1.0", "0.5"),
-        (NEAR_FAR, False, "≤ 2.0", ""),
-        (coterie.NearFar(near=128), True, "≤ 2.0", ""),
-    ):
+        table.add_row(name, "", "", f"{growth:.2f}", f"≤ {most:g}", _verdict(growth <= most))
+    for mechanism, causal, most in MEMORIES:
         peak = peak_bytes(partial(step, ours(mechanism, causal=causal), *long))
         size = long[0].numel() * 4
         beyond = None if peak is None else (peak - size) / size
         name = f"{mechanism}, 65,536, {'causal, ' * causal}forward: peak memory beyond q, k, v, out"
         figures.append(Figure(name, MEMORY, beyond))
-        table.add_row(name, "", "", "–" if beyond is None else f"{beyond:.2f} × q", least, aim)
+        cell = "–" if beyond is None else f"{beyond:.2f} × q"
+        table.add_row(name, "", "", cell, f"≤ {most:g}", "" if beyond is None else _verdict(beyond <= most))
     return table, figures
+
+
+def _verdict(kept: bool) -> str:
+    return "" if kept else "falls short"
 
 
 def backends(repeats: int, length: int = 8192) -> tuple[Table, list[Figure]]:
@@ -226,19 +191,23 @@ def _options() -> tuple[argparse.Namespace, Record | None]:
     parser = argparse.ArgumentParser(description=__doc__)
     lengths = "512,1024,2048,4096,8192,16384,32768,65536"
     parser.add_argument("--lengths", default=lengths, help="comma-separated numbers of tokens")
-    parser.add_argument("--repeats", type=int, default=3, help="timed runs; the median counts")
+    parser.add_argument("--repeats", type=int, default=5, help="timed runs; the median counts")
+    parser.add_argument("--where", action="store_true", help="only where the time of each promised call goes")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for bench.json and the plots")
-    parser.add_argument("--promises", action="store_true", help="only the promised ratios and both backends")
+    parser.add_argument("--promises", action="store_true", help="only the promised ratios")
+    parser.add_argument("--append", type=Path, help="add what --promises measures to this file, a line a run")
+    parser.add_argument("--columns", type=Path, help="only print a file of such runs, a column for each machine")
     parser.add_argument("--save", type=Path, help="write what --promises measures to this file, and stop there")
     parser.add_argument("--note", default="", help="a sentence for that file, such as what else the machine was doing")
     parser.add_argument("--against", type=Path, help="a file that --save wrote: compare with it, and stop there")
     options = parser.parse_args()
-    if options.note and not options.save:
-        parser.error("--note: expected --save beside it")
+    if options.note and not (options.save or options.append):
+        parser.error("--note: expected --save or --append beside it")
     try:
         before = Record.read(options.against) if options.against else None
-        if options.save:
-            expect_writable(options.save)
+        for path in (options.save, options.append):
+            if path:
+                expect_writable(path)
     except (OSError, ValueError) as error:
         parser.error(str(error))
     return options, before
@@ -249,11 +218,22 @@ def main() -> None:
     options, before = _options()
     console = Console()
     console = Console(width=max(console.width, 140))
+    if options.columns:
+        console.print(columns(Record.read_all(options.columns)))
+        return
     if wrong := check():
         console.print("Not measured, because correctness is red:", *wrong, sep="\n  ")
         sys.exit(1)
+    if options.where:
+        console.print(*where(PROMISES, options.repeats), sep="\n")
+        return
     promised, figures = promises(max(3, options.repeats))
     console.print(promised)
+    if options.append:
+        Record.here(figures, options.repeats, options.note).append(options.append)
+        console.print(f"wrote {options.append}")
+    if options.promises and not (options.save or before):
+        return
     compared, more = backends(options.repeats)
     console.print(compared)
     now = Record.here([*figures, *more], options.repeats, options.note)
@@ -263,7 +243,7 @@ def main() -> None:
     if before:
         notes, table = compare(before, now)
         console.print(*notes, table, sep="\n")
-    if options.promises or options.save or before:
+    if options.save or before:
         return
     others, missing = peers.available()
     for name, reason in missing.items():

@@ -216,6 +216,11 @@ const float* logs() {
     return table.data();
 }
 
+Regions& regions() {
+    static Regions all;
+    return all;
+}
+
 Team current_team() { return adopted_by.load() == process() ? adopted.load() : nullptr; }
 
 void adopt_team(Team team) {

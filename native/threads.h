@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
@@ -23,6 +24,18 @@ using Team = void (*)(void (*work)(void*), void* data, unsigned threads, unsigne
 Team current_team();
 void adopt_team(Team team);
 
+// What all calls to parallel_for so far took, in nanoseconds: of threads that were there to work, and of those among
+// them that had nothing to do, as they came late or waited for others at the end.
+struct Regions {
+    std::atomic<int64_t> count{0}, held{0}, idle{0};
+};
+Regions& regions();
+
+inline int64_t nanoseconds() {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+}
+
 // The tasks of one call to parallel_for, and those who work on them.
 template <class Task>
 struct Tasks {
@@ -32,6 +45,7 @@ struct Tasks {
     std::thread::id caller = std::this_thread::get_id();
     std::atomic<int64_t> next{0};
     std::atomic<int> workers{0}, busy{0};
+    std::atomic<int64_t> worked{0};  // nanoseconds, of all
     std::exception_ptr failure{};
     std::mutex guard{};
     std::condition_variable idle{};
@@ -52,10 +66,12 @@ struct Tasks {
 
     void share() {
         int worker = workers.fetch_add(1);
+        int64_t begin = nanoseconds();
         for (int64_t i; (i = next.fetch_add(1)) < count;) {
             breathe();
             task(i, worker);
         }
+        worked.fetch_add(nanoseconds() - begin);
     }
 
     // A caller out of tasks must not wait where nobody can tell it to stop.
@@ -100,6 +116,7 @@ void parallel_for(int64_t count, int threads, Task&& task) {
     }
     using Work = Tasks<std::remove_reference_t<Task>>;
     Work work{count, task};
+    int64_t begin = nanoseconds();
     if (Team team = current_team()) {
         team(Work::run, &work, static_cast<unsigned>(threads), 0);
     } else {
@@ -111,6 +128,10 @@ void parallel_for(int64_t count, int threads, Task&& task) {
         Work::run(&work);
         for (auto& helper : helpers) helper.join();
     }
+    int64_t held = (nanoseconds() - begin) * threads;
+    regions().count.fetch_add(1);
+    regions().held.fetch_add(held);
+    regions().idle.fetch_add(held - work.worked.load());
     if (work.failure) std::rethrow_exception(work.failure);
 }
 

@@ -170,3 +170,19 @@ def test_the_command_refuses_before_it_measures(command, capsys, monkeypatch, ar
 def test_every_release_in_the_history_can_be_read():
     files = sorted((Path(records.__file__).parent / "history").glob("*.json"))
     assert [path.stem for path in files] == [Record.read(path).coterie for path in files]
+
+
+def test_runs_are_appended_and_each_machine_has_a_column(tmp_path):
+    path = tmp_path / "new" / "runs.jsonl"
+    slower = [FIGURES[0]._replace(value=10.0)]
+    for each in (record(), record(slower), record(slower, cpu="Abacus 2")):
+        each.append(path)
+    assert Record.read_all(path) == [record(), record(slower), record(slower, cpu="Abacus 2")]
+    text = shown(records.columns(Record.read_all(path)))
+    assert "Abacus 1, avx2, 2 threads (2 runs)" in text
+    assert "Abacus 2, avx2, 2 threads (1 run)" in text
+    (row,) = (line for line in text.splitlines() if "15.0 (10.0–20.0)" in line)  # the median, and the range
+    assert "10.0 " in row.rpartition("│")[0].rpartition("│")[2]
+    path.write_text("{}\n")
+    with pytest.raises(ValueError, match="expected a file that"):
+        Record.read_all(path)

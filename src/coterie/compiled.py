@@ -9,7 +9,7 @@ import ctypes
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,6 +48,19 @@ def why_not() -> str:
 def instruction_set() -> str:
     """Which copy of the kernels runs on this CPU: "avx512", "avx2" or "portable"."""
     return _instruction_set
+
+
+class Regions(NamedTuple):
+    """What the parallel parts of all native calls so far took, added up over their threads."""
+
+    count: int
+    seconds: float  # of threads that were there to work
+    idle: float  # seconds of those: a thread came late, or had nothing left to do and waited for the others
+
+
+def regions() -> Regions:
+    """How long threads were held by native calls, and how long of that they waited. With one thread there are none."""
+    return Regions(*kernels().regions())
 
 
 def kernels() -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -59,7 +61,7 @@ def test_a_budget_leaves_documents_out_and_says_so(monkeypatch):
     assert estimate == (ESTIMATE, 0, 11)  # no longer than the budget
     short = coterie.fit(encoder(), data[:3], 0.9, held_out=data[3:], candidates=["local:window=9"], seconds=5.0)
     (note,) = short.notes
-    assert note.startswith("The time budget is too short: a fit takes 10 s at least")
+    assert re.match(r"The time budget is too short: a fit takes \d\d+ s at least", note)  # 10, and what went before
     assert short.all_dense
 
 

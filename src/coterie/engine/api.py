@@ -191,7 +191,8 @@ def _borrow(plan: Plan, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
     heard = total != 0
     safe = torch.where(heard, total, 1)
     # In place where it may be: a fresh tensor of this size costs as much as the rest.
-    lerp, fill = (torch.lerp, torch.masked_fill) if torch.is_grad_enabled() else (Tensor.lerp_, Tensor.masked_fill_)
+    kept = out.requires_grad or lse.requires_grad
+    lerp, fill = (torch.lerp, torch.masked_fill) if kept else (Tensor.lerp_, Tensor.masked_fill_)
     merged = lerp(other_out, own_out, (1 - other / safe)[..., None])
     if plan.mass is not None:  # some may have an answer of their own and no mass
         merged = fill(merged, ~heard[..., None], 0)
