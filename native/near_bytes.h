@@ -38,31 +38,57 @@ private:
     int64_t b_ = -1, h_ = -1, chunk_ = -1;
 };
 
-// The keys of one head.
+// The keys of one head. They are read and then put, by kPieces tasks each that do not meet.
 class KeyBytes {
 public:
+    static constexpr int64_t kPieces = 8;
+
     KeyBytes(const NearCall& call, int64_t b, int64_t h)
         : order(call.clusters.order.at(b, h)),
           keys(call.clusters.order.length, call.k.dim),
           means(ranked(call, b, h) ? call.clusters.count() : 0, call.k.dim),
           outliers(means.rows(), call.k.dim),
+          call_(call),
+          b_(b),
+          h_(h),
           wide_(quads_of(call.k.dim) * kQuad),
           bytes_(call.k.rows * wide_),
-          scales_(call.k.rows) {
-        read(call, b, h);
-        const int32_t *start = call.clusters.start.at(b, h), *stop = call.clusters.stop.at(b, h);
-        for (int64_t c = 0; c < call.clusters.count(); c++) {
+          scales_(call.k.rows) {}
+
+    // A piece of the rows as bytes.
+    void read(int64_t piece) {
+        int64_t dim = call_.k.dim;
+        std::vector<float> scratch(dim), copy(padded(dim));
+        for (int64_t i = piece * call_.k.rows / kPieces; i < (piece + 1) * call_.k.rows / kPieces; i++) {
+            if (i % 1024 == 0) breathe();
+            const float* row = fetch(call_.k, b_, h_, i, scratch.data());
+            if (dim % kLanes || !all_finite(row, dim)) {
+                std::copy_n(row, dim, copy.data());
+                zero_wild(copy.data(), dim);
+                row = copy.data();
+            }
+            scales_[i] = to_whole(row, dim, kRightMost, kLift, bytes_.data() + i * wide_);
+        }
+    }
+
+    // A piece of the clusters, once all rows are read.
+    void put(int64_t piece) {
+        int64_t count = call_.clusters.count();
+        const int32_t *start = call_.clusters.start.at(b_, h_), *stop = call_.clusters.stop.at(b_, h_);
+        for (int64_t c = piece * count / kPieces; c < (piece + 1) * count / kPieces; c++) {
             breathe();
             for (int32_t place = start[c]; place < stop[c]; place++) put(keys, place, order[place]);
-            if (means.rows() && start[c] < stop[c]) add_face(call, b, h, c);
+            if (means.rows() && start[c] < stop[c]) add_face(c);
         }
-        bytes_ = {};
     }
+
+    // What is not needed once everything is put.
+    void forget_rows() { bytes_ = {}; }
 
     // So that their memory does not grow with the number of heads.
     static int64_t heads_at_a_time(const NearCall& call) {
         int64_t each = call.clusters.order.length * (quads_of(call.k.dim) * kQuad + 4);
-        return std::max<int64_t>(call.threads, kBudget / std::max<int64_t>(1, each));
+        return std::max<int64_t>(1, kBudget / std::max<int64_t>(1, each));
     }
 
     const int32_t* const order;
@@ -83,27 +109,12 @@ private:
         return false;
     }
 
-    void read(const NearCall& call, int64_t b, int64_t h) {
-        int64_t dim = call.k.dim;
-        std::vector<float> scratch(dim), copy(padded(dim));
-        for (int64_t i = 0; i < call.k.rows; i++) {
-            if (i % 1024 == 0) breathe();
-            const float* row = fetch(call.k, b, h, i, scratch.data());
-            if (dim % kLanes || !all_finite(row, dim)) {
-                std::copy_n(row, dim, copy.data());
-                zero_wild(copy.data(), dim);
-                row = copy.data();
-            }
-            scales_[i] = to_whole(row, dim, kRightMost, kLift, bytes_.data() + i * wide_);
-        }
-    }
-
     void put(RightBytes& to, int64_t place, int32_t key) { to.put(place, bytes_.data() + key * wide_, scales_[key]); }
 
-    void add_face(const NearCall& call, int64_t b, int64_t h, int64_t c) {
-        HeadRows rows{.rows = call.k, .batch = b, .head = h};
-        int64_t dim = call.k.dim;
-        int32_t first = call.clusters.start.at(b, h)[c], stop = call.clusters.stop.at(b, h)[c];
+    void add_face(int64_t c) {
+        HeadRows rows{.rows = call_.k, .batch = b_, .head = h_};
+        int64_t dim = call_.k.dim;
+        int32_t first = call_.clusters.start.at(b_, h_)[c], stop = call_.clusters.stop.at(b_, h_)[c];
         std::vector<double> mean(dim);
         for (int32_t place = first; place < stop; place++) {
             const double* key = rows.exact(order[place]);
@@ -137,6 +148,8 @@ private:
         return total;
     }
 
+    const NearCall& call_;
+    int64_t b_, h_;
     int64_t wide_;  // bytes of a row
     Pages<uint8_t> bytes_;  // (rows, wide): all keys, while they are put
     std::vector<float> scales_;

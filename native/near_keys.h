@@ -139,8 +139,13 @@ inline void near_keys(const NearCall& call, const float* queries, const Picks& p
         for (int64_t first = 0; first < call.k.heads; first += together) {
             int64_t heads = std::min(together, call.k.heads - first);
             std::vector<std::unique_ptr<KeyBytes>> keys(heads);
-            parallel_for(heads, call.threads,
-                         [&](int64_t h, int) { keys[h] = std::make_unique<KeyBytes>(call, b, first + h); });
+            for (int64_t h = 0; h < heads; h++) keys[h] = std::make_unique<KeyBytes>(call, b, first + h);
+            constexpr int64_t kPieces = KeyBytes::kPieces;
+            parallel_for(heads * kPieces, call.threads,
+                         [&](int64_t task, int) { keys[task / kPieces]->read(task % kPieces); });
+            parallel_for(heads * kPieces, call.threads,
+                         [&](int64_t task, int) { keys[task / kPieces]->put(task % kPieces); });
+            for (auto& each : keys) each->forget_rows();
             parallel_for(heads * share * count, call.threads, [&](int64_t task, int who) {
                 if (!workers[who]) workers[who] = std::make_unique<NearWorker>(call, queries, picks);
                 int64_t h = task / (share * count), party = task / share % count;

@@ -1,7 +1,9 @@
-// Large arrays that go back to the system as soon as they are done with: malloc would keep them for this process.
+// Large arrays that go back to the system as soon as they are done with: malloc would keep them for this process. What
+// is new is 0, and large pages are so before anyone writes to them.
 #pragma once
 
 #include <cstddef>
+#include <cstring>
 #include <new>
 #include <vector>
 
@@ -26,8 +28,11 @@ struct PageAllocator {
             return static_cast<T*>(memory);
         }
 #endif
-        return static_cast<T*>(::operator new(count * sizeof(T)));
+        void* memory = ::operator new(count * sizeof(T));
+        return static_cast<T*>(std::memset(memory, 0, count * sizeof(T)));
     }
+    // Instead of writing another 0.
+    void construct(T*) {}
     void deallocate(T* memory, size_t count) {
 #if defined(__linux__)
         if (count * sizeof(T) >= kLarge) {

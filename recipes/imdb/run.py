@@ -19,7 +19,7 @@ from recipes.common.tuning import Settings
 from recipes.imdb.ablation import ABLATION, names
 from recipes.imdb.reviews import load
 
-DEFAULT = Settings(epochs=1, batch=8, rate=3e-5, length=512, examples=1500, tests=1000)  # §15.1.1, and a subset
+DEFAULT = Settings(epochs=1, batch=8, rate=3e-5, length=512, examples=1000, tests=1000)  # §15.1.1, and a subset
 QUICK = [["--data", "{data}/imdb"]]
 
 
@@ -40,7 +40,7 @@ def main(
     model: command.Model = "demo",
     mechanism: command.Mechanisms = None,
     seeds: command.Seeds = 1,
-    reviews: Annotated[int, typer.Option(min=2, help="Train on so many, half of them positive.")] = 1500,
+    reviews: Annotated[int, typer.Option(min=2, help="Train on so many, half of them positive.")] = 1000,
     tests: Annotated[int, typer.Option(min=2, help="Test on so many, half of them positive.")] = 1000,
     epochs: Annotated[float, typer.Option(min=0.01, help="The paper's are 3.")] = DEFAULT.epochs,
     batch: Annotated[int, typer.Option(min=1)] = DEFAULT.batch,
