@@ -9,7 +9,8 @@ ours         coterie.hf.Cache with SDPA
 near-far     coterie.hf.Cache and decode="near-far"
 
 The caches take turns, token by token; each figure is a median. The keys of the random Llama are filled in, not
-computed. Memory is how far the process grows while 8 tokens are decoded, beside the bytes of all keys and values.
+computed. Memory is how far the process grows while the first 8 tokens are decoded, what near–far keeps of the context
+included, beside the bytes of all keys and values.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -108,13 +110,20 @@ def measure(
         for layer, (keys, values) in enumerate(filled):
             cache.update(keys, values, layer)
         turns.append(Turn(each, model, cache, length))
-        grown[each.name] = peak_bytes(lambda turn=turns[-1]: [turn.token(ids) for _ in range(8)])  # type: ignore[misc]
+        Turn(each, model, each.cache(model, _ROOM), 0).token(ids)  # what every process allocates once
+        run = partial(_tokens, turns[-1], ids, 8)
+        grown[each.name] = peak_bytes(run, kept=True)
     taken: dict[str, list[float]] = {each.name: [] for each in chosen}
     for _ in range(tokens):
         for turn in turns:
             taken[turn.contender.name].append(turn.token(ids))
     for name, seconds in taken.items():
         yield name, statistics.median(seconds), grown[name]
+
+
+def _tokens(turn: Turn, ids: Tensor, count: int) -> None:
+    for _ in range(count):
+        turn.token(ids)
 
 
 def random_llama(lengths: list[int], batches: list[int], near: str, tokens: int) -> None:
@@ -144,19 +153,23 @@ def smollm(lengths: list[int], near: str, tokens: int, following: int) -> None:
     print("| context | cache | ms a token | tokens a second | times as fast | loss of the next | against dense |")
     print("|---:|---|---:|---:|---:|---:|---:|")
     for length in lengths:
-        ids = model.tokens(text[len(text) // 3 :][: 24 * (length + following)], length + following)
+        wanted = length + max(1, following)
+        ids = model.tokens(text[len(text) // 3 :][: 24 * wanted], wanted)
         start = DynamicCache(config=model.model.config)
         for part in ids[:, :length].split(1024, 1):
             model.model.model(input_ids=part, past_key_values=start)
         filled = [(layer.keys, layer.values) for layer in start.layers]
         del start
         losses = {}
-        for name, decode in (("ours", None), (near, near)):
+        for name, decode in (("ours", None), (near, near)) if following else ():
             cache = coterie.hf.Cache(model.model)
             for layer, (keys, values) in enumerate(filled):
                 cache.update(keys, values, layer)
             _switch(model.model, decode)
             losses[name] = _loss(model, cache, ids[:, length:])
+        if losses and not tokens:
+            print(*(f"{name}: {loss:.4f}" for name, loss in losses.items()), sep=", ")
+            continue
         first = None
         for name, seconds, _ in measure(model.model, contenders(near), filled, ids[:, length : length + 1], tokens):
             first, loss = first or seconds, losses.get(name)
@@ -182,8 +195,10 @@ def main() -> None:
     parser.add_argument("--lengths", default="", help="of the context; 2048,8192,32768, or 8192 for SmolLM2")
     parser.add_argument("--batches", default="1,4", help="of the random Llama")
     parser.add_argument("--decode", default="near-far", help="a mechanism")
-    parser.add_argument("--tokens", type=int, default=32, help="that are decoded, and timed")
-    parser.add_argument("--following", type=int, default=512, help="tokens whose loss is compared, of SmolLM2")
+    parser.add_argument(
+        "--tokens", type=int, default=32, help="that are decoded, and timed; of SmolLM2, 0 prints the losses alone"
+    )
+    parser.add_argument("--following", type=int, default=512, help="tokens whose loss is compared, of SmolLM2; 0: none")
     options = parser.parse_args()
     lengths = options.lengths or ("2048,8192,32768" if options.model == "llama" else "8192")
     sizes = [int(each) for each in lengths.split(",")]

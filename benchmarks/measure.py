@@ -11,15 +11,19 @@ import torch
 from torch import Tensor
 
 
-def peak_bytes(run: Callable[[], object]) -> int | None:
-    """How far the resident memory of this process rises while `run` runs; None where the kernel does not tell."""
+def peak_bytes(run: Callable[[], object], *, kept: bool = False) -> int | None:
+    """How far the resident memory of this process rises while `run` runs; None where the kernel does not tell.
+
+    What its first run allocates and keeps counts if `kept`.
+    """
     status, clear = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
     def read(field: str) -> int:
         line = next(line for line in status.read_text().splitlines() if line.startswith(field))
         return int(line.split()[1]) * 1024
 
-    run()  # what is allocated once and kept does not count
+    if not kept:
+        run()
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # and what is only cached goes back
     try:

@@ -330,6 +330,35 @@ def test_a_gpt_2_speaks_and_a_short_prompt_is_kept(tmp_path):
     assert "--prompt and --text both give a text" in said
 
 
+def test_ctrl_c_ends_the_writing_and_keeps_what_was_written(tmp_path):
+    import torch
+    from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
+
+    from coterie.cli.inputs import demo_folder
+
+    torch.manual_seed(0)
+    sizes = {"n_positions": 1 << 17, "n_embd": 32, "n_layer": 1, "n_head": 2}
+    config = GPT2Config(vocab_size=30522, bos_token_id=0, eos_token_id=None, **sizes)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(demo_folder()).save_pretrained(tmp_path)
+    arguments = ["run", str(tmp_path), "--prompt", "the cat sat", "--tokens", "100000"]
+    process = subprocess.Popen(
+        [*COMMAND, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
+    )
+    assert process.stdout is not None
+    begun = os.read(process.stdout.fileno(), 1)  # waits for the first token
+    process.send_signal(signal.SIGINT)
+    rest, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert (begun + rest).decode().strip()
+    assert rest.endswith(b"\n")
+    assert b"prefill" in said
+    assert b"Traceback" not in said
+
+
 def test_any_error_is_one_sentence(monkeypatch):
     import coterie as package
 

@@ -173,8 +173,8 @@ def test_each_layer_has_its_own(tmp_path: Any):
     by_itself = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="coterie")
     ids = _tokens(1, 60)
     found = [logits(each, ids, [40, *range(41, 61)]) for each in (model, loaded, by_itself)]
-    for each in found[1:]:  # weights lie elsewhere in memory, which products may round by
-        torch.testing.assert_close(each, found[0], rtol=1e-4, atol=1e-4)
+    for each in found[1:]:  # weights lie elsewhere in memory, which products may round by: 6e-8 was measured
+        torch.testing.assert_close(each, found[0], rtol=0, atol=1e-6)
     coterie.hf.use(loaded, "near-far:near=9")  # dense again
     assert [layer.runs for layer in coterie.hf.describe(loaded)] == ["near-far:near=9"] * 2
     assert "decode" not in loaded.config.coterie

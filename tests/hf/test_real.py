@@ -110,6 +110,16 @@ def test_smollm_with_full_generates_sdpas_tokens(smollm):
         coterie.hf.undo(model)
 
 
+def test_smollm_writes_the_same_with_a_cache_that_grows_in_place(smollm):
+    tokenizer, model = smollm
+    tokenizer.pad_token, tokenizer.padding_side = tokenizer.eos_token, "left"
+    texts = ["The capital of France is", pydoc_data.topics.topics["lambda"]]
+    batch = tokenizer(texts, padding=True, return_tensors="pt")
+    settings = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": tokenizer.pad_token_id}
+    want = model.generate(**batch, past_key_values=transformers.DynamicCache(config=model.config), **settings)
+    assert torch.equal(model.generate(**batch, past_key_values=coterie.hf.Cache(model), **settings), want)
+
+
 def test_smollm_keeps_its_loss_with_a_near_far_prefill(smollm):
     tokenizer, model = smollm
     text = "\n\n".join(sorted(pydoc_data.topics.topics.values(), key=len, reverse=True))

@@ -38,18 +38,18 @@ class Room(NamedTuple):
 
     @staticmethod
     def of(k: Tensor, v: Tensor, chunks: int, chunk: int, per: int) -> Room:
-        """Room for so many chunks."""
+        """Room for so many chunks. What nobody has written to takes no memory, as in `Buffer`, so it is not filled."""
         lead = k.shape[:2]
         places, clusters = ceil_div(chunks * chunk, PANEL) * PANEL, chunks * per
         wide = torch.promote_types(k.dtype, torch.float32)
         quads = ceil_div(k.shape[3], PANEL) * PANEL // _QUAD
         return Room(
-            k.new_zeros(*lead, places // PANEL, quads, PANEL, _QUAD, dtype=torch.uint8),
-            k.new_zeros(*lead, places, dtype=torch.float32),
-            k.new_zeros(*lead, places, dtype=torch.int32),
-            k.new_zeros(*lead, clusters + 1, dtype=torch.int32),
-            k.new_zeros(*lead, clusters, k.shape[3], dtype=wide),
-            k.new_zeros(*lead, clusters, v.shape[3], dtype=wide),
+            k.new_empty(*lead, places // PANEL, quads, PANEL, _QUAD, dtype=torch.uint8),
+            k.new_empty(*lead, places, dtype=torch.float32),
+            k.new_empty(*lead, places, dtype=torch.int32),
+            k.new_zeros(*lead, clusters + 1, dtype=torch.int32),  # the first cluster begins at 0
+            k.new_empty(*lead, clusters, k.shape[3], dtype=wide),
+            k.new_empty(*lead, clusters, v.shape[3], dtype=wide),
         )
 
     def hold(self, other: Room) -> None:
