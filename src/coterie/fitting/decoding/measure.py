@@ -7,10 +7,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from coterie.fitting.decoding.prefixes import Prefixes
 from coterie.fitting.decoding.writer import Writer, dense_up_to, mask_of
 from coterie.fitting.measures import begins
 from coterie.hosts import DENSE, HfHost
@@ -43,10 +43,11 @@ class Continued:
         self.batches = batches
         self.writer = Writer(host, dict.fromkeys(host.names, DENSE))
         self._dense: dict[int, float] = {}
+        self._prefixes = Prefixes()
         self.seconds: dict[int, float] = {}  # of the dense answers
 
     def after(self, prefill: Mapping[str, str]) -> Continued:
-        """The same documents, read by another prefill; dense answers are shared."""
+        """The same documents, read by another prefill; dense answers are shared, and caches if it is the same."""
         found = copy.copy(self)
         found.writer = Writer(self.writer.host, prefill)
         return found
@@ -57,7 +58,7 @@ class Continued:
             return
         dense, start = self.after(dict.fromkeys(self.writer.host.names, DENSE)), time.perf_counter()
         dense.writer.put({})
-        self._dense[index] = dense.loss(self.batches[index])
+        self._dense[index] = dense.loss(index)
         self.seconds[index] = time.perf_counter() - start
 
     def length(self, index: int) -> int:
@@ -66,7 +67,7 @@ class Continued:
 
     def score(self, index: int) -> float:
         """The fidelity of the model as it is now on a batch."""
-        dense, found = self._dense[index], self.loss(self.batches[index])
+        dense, found = self._dense[index], self.loss(index)
         return dense / found if found else float(dense == found)
 
     def exact(self, choices: Mapping[str, str], length: int) -> bool:
@@ -74,21 +75,25 @@ class Continued:
         read = all(begins(spec) > read_first(length) for spec in self.writer.prefill.values())
         return read and all(dense_up_to(spec) >= length for spec in choices.values())
 
-    @torch.no_grad()
-    def loss(self, batch: Mapping[str, Tensor]) -> float:
+    def loss(self, index: int) -> float:
         """The mean loss of the tokens that are decoded, but for the first of them, which the prefill predicts."""
-        import coterie.hf
-
+        batch = self.batches[index]
         ids, real = batch["input_ids"], mask_of(batch).bool()
         length, first = ids.shape[1], read_first(ids.shape[1])
-        cache = coterie.hf.Cache(self.writer.model)
-        self.writer.read(batch, first, cache)
         total, count = 0.0, 0
-        for start in range(first, length, FEW_QUERIES):
-            stop = min(start + FEW_QUERIES, length)
-            logits = self.writer.write(batch, start, stop, cache)
-            targets, wanted = (x[:, start + 1 : stop + 1] for x in (ids, real))
-            logits = logits[:, : targets.shape[1]][wanted]
-            total += float(F.cross_entropy(logits.float(), targets[wanted], reduction="sum"))
-            count += int(wanted.sum())
+        with self._prefixes.of(self.writer.prefill, index, lambda: self._read(batch, first)) as cache:
+            for start in range(first, length, FEW_QUERIES):
+                stop = min(start + FEW_QUERIES, length)
+                logits = self.writer.write(batch, start, stop, cache)
+                targets, wanted = (x[:, start + 1 : stop + 1] for x in (ids, real))
+                logits = logits[:, : targets.shape[1]][wanted]
+                total += float(F.cross_entropy(logits.float(), targets[wanted], reduction="sum"))
+                count += int(wanted.sum())
         return total / max(1, count)
+
+    def _read(self, batch: Mapping[str, Tensor], tokens: int) -> Any:
+        import coterie.hf
+
+        cache = coterie.hf.Cache(self.writer.model)
+        self.writer.read(batch, tokens, cache)
+        return cache
