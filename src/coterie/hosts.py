@@ -32,8 +32,8 @@ class Host(ABC):
         """The attention modules that can be chosen."""
 
     @abstractmethod
-    def put(self, choices: Mapping[str, str]) -> None:
-        """Let these mechanisms run, "dense" included."""
+    def put(self, choices: Mapping[str, str], decode: Mapping[str, str] | None = None) -> None:
+        """Let these mechanisms run, "dense" included; `decode` answers new tokens over a cache."""
 
     @abstractmethod
     def restore(self) -> None:
@@ -108,7 +108,8 @@ class TorchHost(Host):
     def name_of(self, seen: Seen) -> str:
         return seen.name
 
-    def put(self, choices: Mapping[str, str]) -> None:
+    def put(self, choices: Mapping[str, str], decode: Mapping[str, str] | None = None) -> None:
+        expect(not decode, "decode", "a model of transformers", type(self.model).__name__)
         self._put(dict(choices))
 
     def put_everywhere(self, mechanism: str) -> None:
@@ -130,6 +131,7 @@ class HfHost(Host):
 
     def __init__(self, model: Any) -> None:
         import coterie.hf
+        from coterie.hf.stored import DECODE, modules_in
 
         super().__init__(model)
         self._current = ""  # the module that is running
@@ -137,7 +139,7 @@ class HfHost(Host):
         self._modules = coterie.hf.attention_modules(model)
         stored = getattr(model.config, "coterie", None)  # what `use` has put there, to be put back
         in_use = model.config._attn_implementation == "coterie" and stored
-        self._before: dict[str, str] | None = dict(in_use["modules"]) if in_use else None
+        self._before = (dict(modules_in(stored)), dict(modules_in(stored, DECODE))) if in_use else None
         self._taken = False
 
     @property
@@ -162,9 +164,16 @@ class HfHost(Host):
     def name_of(self, seen: Seen) -> str:
         return self._current
 
-    def put(self, choices: Mapping[str, str]) -> None:
-        self.hf.apply(self.model, choices)
+    def put(self, choices: Mapping[str, str], decode: Mapping[str, str] | None = None) -> None:
+        self.hf.apply(self.model, choices, decode)
         self._taken = True
+
+    def decoders(self) -> list[str]:
+        """The modules whose new tokens look back at a cache that only grows: those that `decode` can be for."""
+        from coterie.hf import decoding, sites
+
+        there = sites.sites_of(self.model).each
+        return [site.short for site in there if decoding.fits(site)] if self.model.can_generate() else []
 
     def undo(self) -> None:
         if self._taken:
@@ -174,7 +183,7 @@ class HfHost(Host):
     def restore(self) -> None:
         self.undo()
         if self._before is not None:
-            self.hf.apply(self.model, self._before)
+            self.hf.apply(self.model, *self._before)
 
     def windows(self) -> dict[str, int]:
         found: dict[str, int] = self.hf.own_windows(self.model)

@@ -172,6 +172,7 @@ def test_bench_mechanisms_and_doctor():
         (("fit", "demo", "--text", "{folder}/missing"), "missing cannot be read: No such file or directory."),
         (("fit", "demo", "--text", "{folder}/short.txt"), "the text has 2 tokens, and 6 sequences of each length need"),
         (("fit", "demo", "--measure", "loss", "--lengths", "20"), "as the model predicts no next token"),
+        (("fit", "demo", "--decode", "--lengths", "300"), "decode: expected a model of transformers that writes"),
         (("fit", "demo", "--measure", "speed"), "--measure must be 'hidden' or 'loss', not 'speed'."),
         (("fit", "demo", "--out", "{folder}"), ": cannot be written: Is a directory."),
         (("fit", "demo", "--save", "{folder}/short.txt/a"), "short.txt/a: cannot be written: Not a directory."),

@@ -29,7 +29,8 @@ def searched(scores, chosen, count=11):
 class Documents:  # what certify asks of Remembered
     """Documents whose scores are known for every plan: {length: {plan: scores}}."""
 
-    def __init__(self, by_length, lowest=-1.0):
+    def __init__(self, by_length, lowest=-1.0, dense_is_exact=True):
+        self.dense_is_exact = dense_is_exact
         self.by_length, self.scale, self.tested = by_length, SimpleNamespace(lowest=lowest), []
 
     fitted, checked = (), ()
@@ -42,7 +43,7 @@ class Documents:  # what certify asks of Remembered
         return dict.fromkeys(self.by_length, 0.5)
 
     def exact(self, plan, length):
-        return False
+        return not plan and self.dense_is_exact
 
     def doubts(self):
         return []
@@ -109,6 +110,22 @@ def test_the_last_that_held_before_one_failed():
     assert found.judged[64].fidelity == pytest.approx(statistics.fmean(SURE))
     assert found.judged[64].bound.method == "t"
     assert found.calibrated == 0.5  # the search had not run it
+
+
+def test_where_dense_is_not_exact_it_is_tested_first():
+    """As when new tokens are decoded densely behind a prefill that is not."""
+    plans = dict.fromkeys(ALL, SURE) | {12: SURE, 11: SURE}
+    found = certify(task(), some := Documents({64: plans}, dense_is_exact=False), searched({2: 0.99, 1: 0.98}, 2, 13))
+    assert some.tested == [12, 10, 8, 6, 4, 2]
+    assert (found.plan, found.sure) == ({"m": "2"}, True)
+    some = Documents({64: plans | {12: UNSURE}}, dense_is_exact=False)
+    found = certify(task(), some, searched({2: 0.99, 1: 0.98}, 2, 13))
+    assert (some.tested, found.plan, found.sure) == ([12], {"m": "12"}, False)
+    assert found.judged[64].fidelity == pytest.approx(statistics.fmean(UNSURE))
+    assert found.notes[0].startswith("No plan could be certified: at 64 tokens the most exact one that was tested has")
+    some = Documents({64: plans | {10: UNSURE}}, dense_is_exact=False)
+    found = certify(task(), some, searched({2: 0.99, 1: 0.98}, 2, 13))
+    assert (some.tested, found.plan, found.sure, found.notes) == ([12, 10], {"m": "12"}, True, [])
 
 
 def test_every_length_must_hold():

@@ -96,7 +96,7 @@ def test_losses_in_proportion_to_squared_errors_need_few_plans():
     remembered: Any = Model()
     found = search(task, remembered, Profiled(table, [9], []))
     assert costs[found.chosen].error == pytest.approx(0.3, abs=0.02)
-    assert len(ran) <= 4
+    assert len([plan for plan in ran if plan]) <= 4
 
 
 def test_one_mechanism_everywhere_is_taken_if_it_is_as_fast_and_more_exact():

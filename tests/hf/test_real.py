@@ -140,6 +140,23 @@ def test_smollm_keeps_its_loss_with_a_near_far_prefill(smollm):
     assert found < 1.01 * want
 
 
+def test_smollm_keeps_its_loss_when_it_decodes_as_fitted(smollm):
+    if not os.environ.get("COTERIE_SLOW"):
+        pytest.skip("takes minutes: set COTERIE_SLOW=1")
+    tokenizer, model = smollm
+    text = "\n\n".join(sorted(pydoc_data.topics.topics.values(), key=len, reverse=True))
+    ids = tokenizer(text[:65_536], return_tensors="pt")["input_ids"]
+    batches = [{"input_ids": part} for part in ids[:, : 6 * 1024].split(1024, 1)]
+    found = coterie.fit(
+        model, batches, 0.98, decode=True, candidates=["near-far:near=32,chunk=64", "near-far:near=256"]
+    )
+    assert found.decode is not None
+    assert found.holds
+    assert found.decode.held_out >= 0.98
+    assert all(row.error < 0.5 for row in found.decode.table)
+    assert found.decode.rates[0] > 0
+
+
 def cola(path: Path, tokenizer) -> list[dict[str, Any]]:
     with path.open(encoding="utf-8") as file:
         rows = [line.rstrip("\n").split("\t") for line in file]

@@ -42,8 +42,9 @@ from coterie.cli.own import Import, import_files, parse_candidates, unknown_name
 from coterie.cli.sentences import run_command
 from coterie.cli.stored import read_fit
 from coterie.files import expect_writable, shown
+from coterie.fitting.decoding.result import Decoding
 from coterie.fitting.fit import Fit, environment, trade_off
-from coterie.fitting.tables import choices_table, lengths_table, trade_off_table
+from coterie.fitting.tables import choices_table, contexts_table, decoding_table, lengths_table, trade_off_table
 from coterie.report.words import measure_words
 from coterie.timing import interleaved
 
@@ -102,6 +103,9 @@ def fit_command(
         typer.Option(help="Mechanisms to try, separated by commas; each has its own seed. The usual ones by default."),
     ] = None,
     imported: Import = None,
+    decode: Annotated[
+        bool, typer.Option("--decode", help="Also choose what answers new tokens, for models that write.")
+    ] = False,
     seconds: Annotated[
         float | None, typer.Option(help="A budget of time for all of it, loading and report included.")
     ] = None,
@@ -143,6 +147,7 @@ def fit_command(
             measure=measure,
             held_out=held_out,
             candidates=mechanisms_to_try,
+            decode=decode,
             seconds=None if seconds is None else _left(seconds, start, report=out_file is not None),
             seed=seed,
             progress=tell,
@@ -202,6 +207,21 @@ def _show(found: Fit, model: str) -> None:
     out.print(f"[{color}]{found.promise}[/]", highlight=False)
     out.print(found.speed, highlight=False)
     for note in found.notes:
+        out.print(shown(note), markup=False)
+    if found.decode is not None:
+        _show_decoding(found, found.decode)
+
+
+def _show_decoding(found: Fit, decode: Decoding) -> None:
+    if not decode.all_dense:
+        print_table("new tokens", *decoding_table(decode))
+    if decode.lengths:
+        print_table("decoding behind held-out text", *contexts_table(found))
+    sure = decode.certified or decode.held_out >= found.fidelity
+    color = "green" if decode.certified else "yellow" if sure else "red"
+    out.print(f"[{color}]{found.decode_promise}[/]", highlight=False)
+    out.print(decode.speed, highlight=False)
+    for note in decode.notes:
         out.print(shown(note), markup=False)
 
 
@@ -296,7 +316,8 @@ def _write(loaded: inputs.Loaded, batch: dict[str, torch.Tensor], new_tokens: in
 
 
 def _known(path: Path, found: Fit) -> Fit:
-    for name in unknown_names(found.choices.values()):
+    over_cache = {} if found.decode is None else found.decode.choices
+    for name in unknown_names([*found.choices.values(), *over_cache.values()]):
         raise UserError(f"{path} names the mechanism {name!r}, which is not known; if it is yours, --import its file.")
     return found
 

@@ -37,7 +37,7 @@ def report(
         return
     print_table("fits", *summary_table(fits, names))
     for found, name in zip(fits, names, strict=True):
-        out.print(shown(f"{name}: {found.promise}"), markup=False, highlight=False)
+        out.print(shown(f"{name}: {found.promise} {found.decode_promise}".strip()), markup=False, highlight=False)
     wrote(out_file)
 
 
@@ -71,4 +71,12 @@ def _facts(found: Fit, name: str) -> dict[str, Any]:
         "model_speedup": whole,
         "attention_speedup": attention,
         "modules": found.choices,
-    }
+    } | _decoding_facts(found)
+
+
+def _decoding_facts(found: Fit) -> dict[str, Any]:
+    if found.decode is None:
+        return {}
+    before, after = found.decode.rates
+    known = {"held_out": found.decode.held_out, "certified": found.decode.certified, "modules": found.decode.choices}
+    return {"decode": known | {"tokens_a_second_before": before, "tokens_a_second": after}}

@@ -71,8 +71,9 @@ class Certified(NamedTuple):
 def certify(task: Task, remembered: Remembered, searched: Searched) -> Certified:
     """Test the plans of a sequence, and take the last that held; all dense if none did."""
     plans, chosen = searched.plans, len(searched.plans) - 1
-    judged, failed, sure = _exact(task, remembered), None, True
-    sequence = sequence_of(searched, task.target)
+    exact = all(remembered.exact({}, length) for length in remembered.documents())
+    judged, failed, sure = _exact(task, remembered) if exact else {}, None, True
+    sequence = [*([] if exact else [chosen]), *sequence_of(searched, task.target)]  # what is not exact is tested, too
     ahead = _FASTER * remembered.seconds(remembered.checked)
     notes: list[str] = []
     try:
@@ -87,6 +88,7 @@ def certify(task: Task, remembered: Remembered, searched: Searched) -> Certified
             ahead = time.monotonic() - start
             if not all(each.held for each in found.values()):
                 failed = found
+                judged, sure = (judged, sure) if judged else (found, False)
                 break
             # a plan that was passed without being certified certifies none of those after it
             chosen, judged, sure = index, found, sure and not any(each.few for each in found.values())
@@ -100,7 +102,7 @@ def certify(task: Task, remembered: Remembered, searched: Searched) -> Certified
             return _untested(searched, "Interrupted before a plan was certified.")
         notes.append("Interrupted: a cheaper plan may hold, too.")
         calibrated = searched.scores.get(chosen, math.nan)
-    doubts = remembered.doubts() if chosen < len(plans) - 1 else []
+    doubts = remembered.doubts() if chosen < len(plans) - 1 or not exact else []
     notes += doubts or _notes(task, judged, failed, sure)
     return Certified(plans[chosen], judged, calibrated, sure and not doubts, notes)
 
@@ -199,8 +201,8 @@ def _dense(task: Task, documents: int) -> Judged:
 
 def _notes(task: Task, judged: dict[int, Judged], failed: dict[int, Judged] | None, sure: bool) -> list[str]:
     """What a user should know of a promise that is missing."""
-    if not sure:
-        few = {length: each for length, each in judged.items() if each.few}
+    few = {length: each for length, each in judged.items() if each.few}
+    if not sure and few:
         length, worst = min(few.items(), key=lambda item: len(item[1].scores))
         enough = 2 if task.share is None else documents_for_share(task.confidence, task.share)
         if len(worst.scores) >= enough:
@@ -213,7 +215,7 @@ def _notes(task: Task, judged: dict[int, Judged], failed: dict[int, Judged] | No
             f"{100 * task.confidence:g}% confidence; at least {enough} are needed there, and better more."
         ]
     exact = all(each.bound.method == "exact" for each in judged.values())
-    if failed is None or not exact:
+    if failed is None or not (exact or failed is judged):
         return []
     length, worst = min(failed.items(), key=lambda item: item[1].bound.value - item[1].wanted)
     said = (

@@ -8,6 +8,7 @@ from typing import Any
 
 from coterie.checks import expect, expect_type
 from coterie.fitting.candidates import default_candidates, positions_matter
+from coterie.fitting.decoding.writer import decoders_among, expect_writer
 from coterie.fitting.measures import Measure
 from coterie.fitting.result import AtLength, Fit
 from coterie.fitting.steps import Asked, environment, fits, to_search
@@ -27,6 +28,7 @@ def fit(
     held_out: Iterable[Any] | None = None,
     candidates: Sequence[Any] | None = None,
     ordered: bool | None = None,
+    decode: bool = False,
     seconds: float | None = None,
     seed: int = 0,
     progress: Progress | bool | None = None,
@@ -58,6 +60,9 @@ def fit(
         ordered: whether neighbours among the tokens belong together, so that windows are among the default
             candidates. By default they are if the model is Hugging Face's or has positions: rows of a set come in any
             order, and a window that held on batches in one order fails in another.
+        decode: also choose what answers new tokens over `coterie.hf.Cache`, in each layer: `Fit.decode`. Its fidelity
+            is the dense loss of tokens behind a text over the fitted one, whatever `measure` is. For language models,
+            and longer texts than two chunks; the candidates are the near–far ones.
         seconds: a budget. Documents are left out, if `held_out` is given, candidates not tried and plans not run that
             there is no time for; the notes say so.
         seed: of the mechanisms.
@@ -82,6 +87,7 @@ def fit(
         held_out=held_out,
         candidates=candidates,
         ordered=ordered,
+        decode=decode,
         seconds=seconds,
         seed=seed,
         progress=progress,
@@ -100,6 +106,7 @@ def trade_off(
     held_out: Iterable[Any] | None = None,
     candidates: Sequence[Any] | None = None,
     ordered: bool | None = None,
+    decode: bool = False,
     seconds: float | None = None,
     seed: int = 0,
     progress: Progress | bool | None = None,
@@ -140,11 +147,15 @@ def trade_off(
     tried = default_candidates(seed, ordered=windows) if candidates is None else candidates
     wanted = [as_mechanism(each) for each in tried]
     left_out = candidates is None and ordered is None and not windows
+    expect_type(isinstance(decode, bool), "decode", "True or False", type(decode).__name__)
     for batch in (*mine, *(others or ())):
         host.check(batch)
+    decoders = decoders_among(None if candidates is None else wanted, seed) if decode else None
+    if decoders is not None:
+        expect_writer(host, [*mine, *(others or ())], decoders)
     targets = [float(each) for each in fidelities]
     asked = Asked(
-        host, mine, others, targets, float(confidence), share, measure, wanted, left_out, seed, start, seconds
+        host, mine, others, targets, float(confidence), share, measure, wanted, left_out, seed, start, seconds, decoders
     )
     bars = telling(progress)
     training = [(module, module.training) for module in model.modules()]

@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,30 @@ from coterie.mechanisms import AtLeast, Full, as_mechanism
 
 Measure = str | Callable[[Any, Any], float]
 _SLICE = 512  # tokens whose logits are there at the same time
+
+
+class Scale(Protocol):
+    """What tells the fidelity of a host on batches, of which the dense answers are known."""
+
+    batches: list[Any]
+    seconds: dict[int, float]  # of the dense answers
+
+    @property
+    def name(self) -> str:
+        """What it is called in reports."""
+
+    @property
+    def lowest(self) -> float | None:
+        """The lowest score that there can be, if there is one."""
+
+    def length(self, index: int) -> int:
+        """The tokens of a batch."""
+
+    def exact(self, choices: Mapping[str, str], length: int) -> bool:
+        """Whether choices change nothing with so many tokens."""
+
+    def score(self, index: int) -> float:
+        """The fidelity of the host as it is now on a batch."""
 
 
 class Fidelity:
@@ -58,6 +82,10 @@ class Fidelity:
     def name(self) -> str:
         """What it is called in reports."""
         return self.measure if isinstance(self.measure, str) else getattr(self.measure, "__name__", "score")
+
+    def exact(self, choices: Mapping[str, str], length: int) -> bool:
+        """Whether choices are dense with so many tokens: all of them begin later."""
+        return all(begins(spec) > length for spec in choices.values())
 
     def remember(self, index: int) -> None:
         """The dense answer to a batch."""
@@ -113,7 +141,7 @@ class Remembered:
     every plan did that was run on one of them."""
 
     task: Task
-    scale: Fidelity
+    scale: Scale
     fitted: list[int]
     checked: list[int]
     known: dict[tuple[tuple[tuple[str, str], ...], int], float] = field(default_factory=dict)
@@ -150,8 +178,8 @@ class Remembered:
             yield length, self._scores(plan, indices)
 
     def exact(self, plan: Mapping[str, str], length: int) -> bool:
-        """Whether a plan is dense with so many tokens: all of it begins later."""
-        return all(begins(spec) > length for spec in self.task.whole(plan).values())
+        """Whether a plan is dense with so many tokens."""
+        return self.scale.exact(self.task.whole(plan), length)
 
     def documents(self) -> dict[int, int]:
         """How many certify, by length."""

@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 from coterie._version import __version__
 from coterie.checks import expect, expect_type
 from coterie.files import plain, read_json, write_json
+from coterie.fitting.decoding.result import AtContext, Decoding
 from coterie.fitting.profile import Tried
 from coterie.fitting.search import Choices
-from coterie.fitting.tables import choices_table, lengths_table, tried_table
+from coterie.fitting.tables import choices_table, contexts_table, decoding_table, lengths_table, tried_table
 from coterie.hosts import DENSE, host_of
 from coterie.tables import folded, output, paragraph
 
@@ -56,6 +57,7 @@ class Fit:
         lengths: fidelity and speed of the whole model on held-out batches of each length.
         windows: modules with a sliding window of their own, and its width: longer inputs run that, whatever is chosen.
         notes: what a user should know.
+        decode: what answers new tokens over a cache; None if nobody asked, and they are dense.
     """
 
     choices: Choices
@@ -73,6 +75,7 @@ class Fit:
     share: float | None = None
     certified: bool = False
     windows: dict[str, int] = field(default_factory=dict)
+    decode: Decoding | None = None
 
     @property
     def all_dense(self) -> bool:
@@ -82,15 +85,28 @@ class Fit:
     @property
     def holds(self) -> bool:
         """Whether the fidelity is promised, or was at least seen on held-out data."""
-        return self.certified or self.held_out >= self.fidelity
+        decodes = self.decode is None or self.decode.certified or self.decode.held_out >= self.fidelity
+        return (self.certified or self.held_out >= self.fidelity) and decodes
 
     @property
     def promise(self) -> str:
         """What may be expected of documents like these, in a sentence."""
         if self.all_dense:
             return "All attention is dense: answers do not change."
-        if not self.certified:
-            seen = f": {self.held_out:.4f} was seen on held-out documents" if math.isfinite(self.held_out) else ""
+        return self._promise(self.certified, self.held_out)
+
+    @property
+    def decode_promise(self) -> str:
+        """What may be expected of the tokens that are decoded, in a sentence; "" if nobody asked."""
+        if self.decode is None:
+            return ""
+        if self.all_dense and self.decode.all_dense:
+            return "New tokens: decoding is dense, and they do not change."
+        return f"New tokens: {self._promise(self.decode.certified, self.decode.held_out)}"
+
+    def _promise(self, certified: bool, held_out: float) -> str:
+        if not certified:
+            seen = f": {held_out:.4f} was seen on held-out documents" if math.isfinite(held_out) else ""
             return f"Nothing is promised{seen}."
         whom = "on documents like yours" if self.share is None else f"on {100 * self.share:g}% of documents like yours"
         mean = "a mean fidelity" if self.share is None else "a fidelity"
@@ -113,13 +129,16 @@ class Fit:
     def apply(self, model: Any) -> Any:
         """Put the chosen mechanisms into a model; returns what `coterie.hf.apply` or `coterie.nn.swap` returns."""
         host = host_of(model)
-        host.put(self.choices)
+        host.put(self.choices, None if self.decode is None else self.decode.choices)
         return getattr(host, "_swap", None) or model
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON; `coterie.hf.load(model, file)` reads "modules"."""
+        """For JSON; `coterie.hf.load(model, file)` reads "modules", and those in "decode" if that is there."""
         found = asdict(self)
         found["modules"] = found.pop("choices")
+        decode = found.pop("decode")
+        if decode is not None:
+            found["decode"] = {"modules": decode.pop("choices"), **decode}
         whole: dict[str, Any] = plain({"coterie": __version__, **found})
         return whole
 
@@ -141,10 +160,9 @@ class Fit:
             found["table"] = [_as(Tried, row) for row in found["table"]]
             found["lengths"] = [_as(AtLength, row) for row in found["lengths"]]
             for name, kind in (("choices", dict), ("environment", dict), ("notes", list)):
-                part = found.get(name, kind())
-                words = part.values() if isinstance(part, dict) else part
-                told = isinstance(part, kind) and all(isinstance(word, str) for word in words)
-                expect_type(told, name, f"a {kind.__name__} of strings", ascii(part)[:100])
+                _expect_words(name, found.get(name, kind()), kind)
+            if "decode" in found:
+                found["decode"] = _decoding(dict(found["decode"]))
             windows = found.get("windows", {})
             wide = isinstance(windows, dict) and all(type(width) is int for width in windows.values())
             expect_type(wide, "windows", "a dict of numbers", ascii(windows)[:100])
@@ -155,7 +173,11 @@ class Fit:
 
     def __str__(self) -> str:
         width = max(map(len, self.choices))
-        lines = [f"{name:{width}}  {spec}" for name, spec in self.choices.items()]
+        over_cache = {} if self.decode is None or self.decode.all_dense else self.decode.choices
+        lines = [
+            f"{name:{width}}  {spec}" + (f", decoding {over_cache[name]}" if name in over_cache else "")
+            for name, spec in self.choices.items()
+        ]
         return "\n".join([*lines, "", *self._said()])
 
     def _repr_html_(self) -> str:
@@ -164,6 +186,7 @@ class Fit:
         return output(
             choices_table(self).html(),
             lengths_table(self).html(),
+            *([] if self.decode is None else [decoding_table(self.decode).html(), contexts_table(self).html()]),
             *map(paragraph, self._said()),
             folded(f"everything that was tried: {len(tried.rows):,} rows", tried.html()),
         )
@@ -177,7 +200,24 @@ class Fit:
             self.promise,
             self.speed,
             *self.notes,
+            *([] if self.decode is None else [self.decode_promise, self.decode.speed, *self.decode.notes]),
         ]
+
+
+def _decoding(found: dict[str, Any]) -> Decoding:
+    """What was stored of decoding."""
+    found["choices"] = found.pop("modules")
+    found["table"] = [_as(Tried, row) for row in found["table"]]
+    found["lengths"] = [_as(AtContext, row) for row in found["lengths"]]
+    _expect_words("choices", found["choices"], dict)
+    _expect_words("notes", found["notes"], list)
+    return _as(Decoding, found)
+
+
+def _expect_words(name: str, part: Any, kind: type) -> None:
+    words = part.values() if isinstance(part, dict) else part
+    told = isinstance(part, kind) and all(isinstance(word, str) for word in words)
+    expect_type(told, name, f"a {kind.__name__} of strings", ascii(part)[:100])
 
 
 def _as(kind: type[_Row], row: dict[str, Any]) -> _Row:

@@ -39,7 +39,10 @@ def search(task: Task, remembered: Remembered, profiled: Profiled) -> Searched:
     """The cheapest plan that holds on the batches that are fitted on."""
     plans = path(profiled.table)
     costs = [cost_of(plan, profiled.table) for plan in plans]
-    scores = {len(plans) - 1: 1.0}  # all dense
+    dense = least(remembered.on_fitted({}, task.target))  # 1, but for decoding behind a prefill that is not
+    if not dense >= task.target:
+        return Searched([{}], 0, {0: dense}, [])
+    scores = {len(plans) - 1: dense}
     steps = max(1, (len(plans) - 1).bit_length())
 
     def holds(plan: Choices) -> bool:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from coterie.fitting.certify import Certified
-from coterie.fitting.measures import Fidelity, Remembered
+from coterie.fitting.measures import Remembered, Scale
 from coterie.fitting.profile import Profiled
 from coterie.fitting.result import AtLength
 from coterie.fitting.task import Task
@@ -70,7 +70,7 @@ def _time(
     best: dict[tuple[str, int], float],
     task: Task,
     first: dict[int, int],
-    scale: Fidelity,
+    scale: Scale,
     ways: Mapping[str, dict[str, str] | None],
 ) -> None:
     """Seconds by way and length: whole forward passes in turn; the least of a few, as other work only ever adds. What

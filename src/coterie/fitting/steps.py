@@ -6,7 +6,7 @@ import math
 import platform
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,9 @@ import torch
 from coterie._version import __version__
 from coterie.checks import expect
 from coterie.fitting.certify import all_dense, certify
+from coterie.fitting.decoding.measure import Continued
+from coterie.fitting.decoding.result import Decoding
+from coterie.fitting.decoding.steps import Decoder
 from coterie.fitting.lengths import shape_of, size_of
 from coterie.fitting.measures import Fidelity, Measure, Remembered, least
 from coterie.fitting.profile import Profiled, profile
@@ -21,7 +24,7 @@ from coterie.fitting.result import Fit
 from coterie.fitting.search import Choices, Searched, search
 from coterie.fitting.speed import time_passes
 from coterie.fitting.task import Task
-from coterie.hosts import DENSE, Host
+from coterie.hosts import DENSE, HfHost, Host
 from coterie.mechanisms import Mechanism
 from coterie.progress import ESTIMATE, Progress
 
@@ -34,6 +37,8 @@ _SEARCHED, _CERTIFIED = 6.0, 4.5  # usually
 _SEARCHED_LEAST, _CERTIFIED_LEAST = 3.0, 2.0  # without which there is no promise
 _FEWEST = 3  # documents of a shape that certify
 _LATE = 1.2  # times what is left: what takes longer is not begun
+_DECODING = 2.0  # times as much, if decoding is fitted, too
+_PREFILL = 0.5  # of the time is the prefill's, then
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,7 @@ class Asked:
     seed: int
     start: float  # on time.monotonic()
     seconds: float | None
+    decoders: list[Mechanism] | None = None  # to try for new tokens; None: nobody asked
 
 
 def fits(asked: Asked, tell: Progress) -> list[Fit]:
@@ -62,7 +68,10 @@ def fits(asked: Asked, tell: Progress) -> list[Fit]:
         return [_nothing(asked, target, str(error)) for target in asked.targets]
     end = math.inf if asked.seconds is None else asked.start + asked.seconds
     found = {}
-    remembered, profiled = None, None
+    remembered, profiled, decoder = None, None, None
+    if asked.decoders is not None:
+        assert isinstance(asked.host, HfHost)
+        decoder = Decoder(Continued(asked.host, scale.batches), asked.decoders, fitted, checked)
     for number, target in enumerate(sorted(asked.targets, reverse=True)):  # exact ones first: cheap ones may run out
         now = time.monotonic()
         until = now + (end - now) / (len(asked.targets) - number)
@@ -76,7 +85,7 @@ def fits(asked: Asked, tell: Progress) -> list[Fit]:
             asked.candidates,
             asked.seconds,
             now,
-            until,
+            until if decoder is None else now + _PREFILL * (until - now),
             tell,
         )
         remembered = Remembered(task, scale, fitted, checked, {} if remembered is None else remembered.known)
@@ -87,6 +96,11 @@ def fits(asked: Asked, tell: Progress) -> list[Fit]:
             if not found:
                 raise
             break
+        if decoder is not None:
+            decoder.interrupted = remembered.interrupted
+            late = replace(task, start=time.monotonic(), end=until)
+            found[target] = replace(found[target], decode=decoder.fit(late, found[target].choices))
+            remembered.interrupted = decoder.interrupted
         if remembered.interrupted:
             break
     return [found[target] for target in asked.targets if target in found]
@@ -114,6 +128,7 @@ def _nothing(asked: Asked, target: float, why: str) -> Fit:
         seed=asked.seed,
         notes=[why],
         environment=environment(),
+        decode=None if asked.decoders is None else Decoding.untouched(asked.host),
     )
 
 
@@ -130,7 +145,7 @@ def answers(asked: Asked, tell: Progress) -> tuple[Fidelity, list[int], list[int
     order = sorted(range(len(batches)), key=lambda index: -sizes[index])
     scale = Fidelity(asked.host, asked.measure, batches)
     scale.remember(order[0])
-    rate = scale.seconds[order[0]] / max(1, sizes[order[0]])
+    rate = scale.seconds[order[0]] / max(1, sizes[order[0]]) * (1.0 if asked.decoders is None else _DECODING)
     so_far = time.monotonic() - asked.start
     tell(ESTIMATE, 0, math.ceil(so_far + _expected(asked, sizes, rate)))
     notes = []

@@ -9,6 +9,7 @@ from coterie.hosts import DENSE
 from coterie.tables import Table
 
 if TYPE_CHECKING:
+    from coterie.fitting.decoding.result import AtContext, Decoding
     from coterie.fitting.result import AtLength, Fit
 
 
@@ -61,6 +62,57 @@ def lengths_table(found: Fit) -> Table:
     return Table([*columns, "model, dense", "model, fitted", "speed-up"], rows, words=())
 
 
+def decoding_table(found: Decoding) -> Table:
+    """What answers new tokens in each attention module, and what that costs there.
+
+    Example:
+        >>> from coterie.fitting.decoding.result import Decoding
+        >>> from coterie.fitting.profile import Tried
+        >>> from coterie.fitting.tables import decoding_table
+        >>> tried = [Tried("a", "dense", 0.0, 2e-4), Tried("a", "near-far", 0.1, 5e-5)]
+        >>> print(decoding_table(Decoding({"a": "near-far"}, 1.0, 0.99, True, tried)).text())
+        attention module  decodes   error there  attention, µs a token  dense, µs a token
+        a                 near-far        0.100                     50                200
+    """
+    tried = {(row.module, row.mechanism): row for row in found.table}
+    rows = []
+    for module, spec in found.choices.items():
+        row, dense = tried.get((module, spec)), tried.get((module, DENSE))
+        cells = [_number(row.error, 3), _number(row.seconds * 1e6, 0)] if row else ["–", "–"]
+        rows.append([module, spec, *cells, _number(dense.seconds * 1e6, 0) if dense else "–"])
+    columns = ["attention module", "decodes", "error there", "attention, µs a token", "dense, µs a token"]
+    return Table(columns, rows, words=(0, 1))
+
+
+def contexts_table(found: Fit) -> Table:
+    """Fidelity and speed of decoding behind held-out documents. "Dynamic cache" is transformers' own, with the model's
+    own attention; "Coterie's" is `coterie.hf.Cache` with dense attention.
+
+    Example:
+        >>> from coterie.fitting.decoding.result import AtContext, Decoding
+        >>> from coterie.fitting.result import Fit
+        >>> from coterie.fitting.tables import contexts_table
+        >>> at = AtContext(8192, 0.9953, 4, 0.9941, "t", 10.0, 15.0, 25.0)
+        >>> decode = Decoding({"a": "near-far"}, 0.996, 0.9953, True, lengths=[at])
+        >>> print(contexts_table(Fit({}, "loss", 0.99, 1.0, 1.0, [], (1.0, 1.0), [], 0, decode=decode)).text())
+        tokens  documents  fidelity   at least  tokens/s, dynamic cache  Coterie's  fitted  speed-up
+         8,192          4    0.9953  0.9941 (t)                     10.0       15.0    25.0     2.50×
+    """
+    rows = [
+        [
+            f"{at.tokens:,}",
+            str(at.documents or "–"),
+            _number(at.fidelity, 4),
+            _sure(at, found.share),
+            *(_number(rate, 1) for rate in (at.own_rate, at.dense_rate, at.fitted_rate)),
+            f"{at.fitted_rate / at.own_rate:.2f}×" if at.own_rate > 0 else "–",
+        ]
+        for at in (found.decode.lengths if found.decode is not None else ())
+    ]
+    columns = ["tokens", "documents", "fidelity", "at least" if found.share is None else "share at least"]
+    return Table([*columns, "tokens/s, dynamic cache", "Coterie's", "fitted", "speed-up"], rows, words=())
+
+
 def trade_off_table(found: list[Fit]) -> Table:
     """Several fits of a model: what was asked, seen and promised, and what that costs.
 
@@ -91,7 +143,7 @@ def trade_off_table(found: list[Fit]) -> Table:
     return Table(["asked", "promised", "held out", "at least", "attention", "whole model"], rows, words=(1,))
 
 
-def _sure(at: AtLength, share: float | None) -> str:
+def _sure(at: AtLength | AtContext, share: float | None) -> str:
     """A bound, and how it was found."""
     if at.method == "exact" or not math.isfinite(at.bound):
         return "exact" if at.method == "exact" else "–"

@@ -9,16 +9,17 @@ import torch
 from torch import Tensor
 
 from coterie.checks import expect
-from coterie.hf import turn
+from coterie.hf import questions, turn
 from coterie.hf.asked import Asked
 from coterie.hf.buffers import BufferedLayer, holder
 from coterie.hf.masks import Rules
+from coterie.hf.questions import Question
 from coterie.hf.sites import Site
 from coterie.hf.windows import window_of
 from coterie.mechanisms import Full, Mechanism, NearFar
 from coterie.mechanisms.at_least import AtLeast
 from coterie.mechanisms.by_sample import FEW_QUERIES
-from coterie.mechanisms.near_far.decoding import Step, decode
+from coterie.mechanisms.near_far.decoding import Step
 from coterie.mechanisms.near_far.finished import Finished
 
 
@@ -107,9 +108,8 @@ def answer(call: Asked, mechanism: Mechanism, mask: Tensor | None, bias: Tensor 
     turn.leave(call.module, _pass.asking)
     index = int(getattr(call.module, "layer_idx", None) or 0)
     scale = 1 / math.sqrt(call.q.shape[-1]) if call.scale is None else call.scale
-    with torch.no_grad():
-        out, _ = decode(_finished(layer, options, index, real), call.q, call.k, call.v, step, scale, least=least)
-    return out
+    question = Question(call.module, call.q, call.k, call.v, step, scale, index)
+    return questions.answer(question, lambda: _finished(layer, options, index, real), least)
 
 
 def _step(call: Asked, mask: Tensor | None, name: str) -> tuple[Step, Tensor]:

@@ -175,7 +175,7 @@ def _choices(fits: Sequence[Fit], names: Sequence[str]) -> str:
 def _meaning(fits: Sequence[Fit], names: Sequence[str]) -> list[str]:
     """Which to take, what each promises, and what cannot be compared."""
     said = [
-        f"{name}: speed of the model {times(found.speedups[1])}. {found.promise}"
+        f"{name}: speed of the model {times(found.speedups[1])}. {found.promise} {found.decode_promise}".strip()
         for name, found in zip(names, fits, strict=True)
     ]
     sure = [
@@ -224,6 +224,7 @@ def _each(fits: Sequence[Fit], names: Sequence[str], drawn: Sequence[Pictures | 
     for index, (fit, name, pictures) in enumerate(zip(fits, names, drawn, strict=True)):
         prefix = f"fit{index + 1}-"
         parts = [sections.summary(fit), sections.means(fit), sections.runs(fit), sections.by_length(fit, prefix)]
+        parts.append(sections.new_tokens(fit))
         if fit.table not in [other.table for other in fits[:index]]:
             parts.append(sections.tried(fit, prefix))
         if pictures is not None:

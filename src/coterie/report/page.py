@@ -40,6 +40,7 @@ def page(found: Fit, pictures: Pictures | None = None, *, model: str, command: s
         sections.means(found),
         sections.runs(found),
         sections.by_length(found),
+        sections.new_tokens(found),
         sections.tried(found),
         *([sections.heads(pictures), sections.meetings(pictures)] if pictures is not None else []),
         sections.reproduce(found, command),

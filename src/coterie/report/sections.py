@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from coterie.fitting.result import Fit
-from coterie.fitting.tables import choices_table, lengths_table, tried_table
+from coterie.fitting.tables import choices_table, contexts_table, decoding_table, lengths_table, tried_table
 from coterie.hosts import DENSE
 from coterie.report.charts import lengths_plots, tried_plot
 from coterie.report.document import paragraphs, plot, section, wide
@@ -34,14 +34,29 @@ def summary(found: Fit) -> str:
         (times(whole), "speed of the whole model, against dense", ""),
         (times(attention), "speed of attention alone", ""),
         (f"{clustered} of {len(found.choices)}", "attention modules replaced", ""),
+        *_rates(found),
     ]
     boxes = "".join(
         f"<div class=card><b class='{kind}'>{big}</b><span>{small}</span></div>" for big, small, kind in cards
     )
     return (
         f"<section aria-label=summary><div class=cards>{boxes}</div>"
-        f"<p class=promise>{as_html(found.promise)}</p>{paragraphs(found.notes)}</section>"
+        f"<p class=promise>{as_html(found.promise)}</p>{paragraphs(found.notes)}{_decoding_promise(found)}</section>"
     )
+
+
+def _rates(found: Fit) -> list[tuple[str, str, str]]:
+    """The card of decoding, where it was timed."""
+    before, after = (math.nan, math.nan) if found.decode is None else found.decode.rates
+    if not math.isfinite(before):
+        return []
+    return [(f"{after:.1f}", f"tokens a second when decoding, instead of {before:.1f}", "")]
+
+
+def _decoding_promise(found: Fit) -> str:
+    if found.decode is None:
+        return ""
+    return f"<p class=promise>{as_html(found.decode_promise)}</p>{paragraphs(found.decode.notes)}"
 
 
 def _bound(found: Fit) -> list[tuple[str, str, str]]:
@@ -102,6 +117,21 @@ def by_length(found: Fit, prefix: str = "") -> str:
         )
     figure = plot(f"{prefix}lengths", drawn, *said) if drawn else ""
     return section("Fidelity and speed by length", figure, wide(lengths_table(found)))
+
+
+def new_tokens(found: Fit) -> str:
+    """What answers new tokens over a cache, and how fast they come; nothing if nobody asked."""
+    if found.decode is None:
+        return ""
+    said = [
+        "A text was read as above, and what follows it was decoded over the cache, each token as it stands in the "
+        "text. Fidelity is the dense model's loss of those tokens over the fitted one's.",
+        "Tokens a second are those of single steps at the end of one document: with the model's own attention and "
+        "transformers' dynamic cache, with dense attention over Coterie's cache, and as fitted. Before the first of "
+        "them the clusters of what was read are made, which is not counted.",
+    ]
+    parts = [] if found.decode.all_dense else [wide(decoding_table(found.decode))]
+    return section("New tokens", wide(contexts_table(found)), *parts, paragraphs(said))
 
 
 def heads(pictures: Pictures, prefix: str = "") -> str:
