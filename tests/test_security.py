@@ -362,8 +362,8 @@ def test_the_command_says_so_too(fitted, plain_model, tmp_path):
         ({name: "no-such"}, "names the mechanism 'no-such', which is not known"),
         ({name: "smyrf:rounds=1e999"}, "rounds: expected"),
         ({name: "../../etc/passwd"}, "names the mechanism '../../etc/passwd', which is not known"),
-        ({"../x": "local"}, "stored choice: expected the attention modules of this model"),
-        ({}, "stored choice: expected the attention modules of this model"),
+        ({"../x": "local"}, "attention modules of BertModel, got those of another model, such as"),
+        ({}, "attention modules of BertModel, got those of another model, such as"),
     ):
         (tmp_path / "fit.json").write_text(json.dumps(fitted | {"modules": modules}))
         assert words in one_sentence(run("run", plain_model, "--fit", tmp_path / "fit.json", fails=1))

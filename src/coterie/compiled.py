@@ -53,7 +53,7 @@ def instruction_set() -> str:
 class Regions(NamedTuple):
     """What the parallel parts of all native calls so far took, added up over their threads."""
 
-    count: int
+    calls: int
     seconds: float  # of threads that were there to work
     idle: float  # seconds of those: a thread came late, or had nothing left to do and waited for the others
 

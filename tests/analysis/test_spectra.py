@@ -416,6 +416,12 @@ def some_heads(errors, *, values=3, shape=(3, 3)) -> tuple[HeadSpectrum, ...]:
     )
 
 
+def test_of_a_few_heads_all_orders_are_counted():
+    heads = some_heads([0.1, 0.2, 0.3, 0.4])
+    got = Spectra("smyrf", heads).correlation("rate")
+    assert got.p_value >= 2 / math.factorial(4)  # no order of 4 is rarer than that
+
+
 def test_a_correlation_that_cannot_be_is_refused():
     good = some_heads([0.1, 0.2, 0.4])
     with pytest.raises(ValueError, match="measure: expected one of 'effective_rank', 'stable_rank', 'rate', 'r2'"):

@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coterie.cli.inputs import places
+from coterie.fitting.result import AtLength, Fit
 from tests.command import run as coterie
 
 for package, extra in (("typer", "cli"), ("transformers", "hf")):
@@ -182,6 +183,7 @@ def test_bench_mechanisms_and_doctor():
         (("fit", "/tmp/x[/red]"), "there is no model at '/tmp/x[/red]'"),
         (("run", "demo", "--fit", "{folder}/short.txt"), "is not what 'coterie fit --save' writes."),
         (("run", "demo", "--fit", "{folder}/missing"), "missing cannot be read: No such file or directory."),
+        (("run", "demo", "--prompt", " "), "--prompt must be a text, and it is empty."),
         (("run", "demo", "--extend-positions"), "--extend-positions needs a --length to extend them to."),
         (("inspect", "demo", "--mechanism", "nearest"), "mechanism: expected one of"),
     ],
@@ -308,7 +310,7 @@ def test_json_knows_no_nan(capsys):
     assert json.loads(capsys.readouterr().out) == {"a": [1.0, None], "b": [None, "x"], "c": 2}
 
 
-def test_a_gpt_2_speaks_and_a_short_prompt_is_kept(tmp_path):
+def test_a_gpt_2_speaks_and_a_short_prompt_is_kept(tmp_path, monkeypatch):
     from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
     from coterie.cli.inputs import demo_folder
@@ -329,6 +331,13 @@ def test_a_gpt_2_speaks_and_a_short_prompt_is_kept(tmp_path):
     assert said.strip()
     said = coterie("run", tmp_path, "--prompt", "a", "--text", tmp_path / "config.json", fails=1)
     assert "--prompt and --text both give a text" in said
+    seen = [AtLength(9, 1.0, 1.0, 1.0, 4, 1.0, "exact")]
+    Fit({"h.0.attn": "near-far"}, "loss", 0.9, 1.0, 1.0, [], (1.0, 1.0), seen, 0).save(tmp_path / "fit.json")
+    longer = ("run", tmp_path, "--fit", tmp_path / "fit.json", "--tokens", "3", "--length", "20")
+    told = []
+    monkeypatch.setattr("coterie.cli.app.err.print", lambda said, **_: told.append(said))
+    coterie(*longer)
+    assert told[0].endswith("fit.json was fitted up to 9 tokens, so nothing is promised of 20.")
 
 
 def test_ctrl_c_ends_the_writing_and_keeps_what_was_written(tmp_path):

@@ -39,6 +39,16 @@ def test_several_fidelities_are_each_what_one_would_be_and_share_their_work():
         coterie.trade_off(encoder(), batches(), 0.9)  # type: ignore[arg-type]
 
 
+def test_one_plan_for_two_fidelities_is_timed_once():
+    def score(model, batch):
+        return 1.0
+
+    found = coterie.trade_off(encoder(), batches(), [0.5, 0.6], measure=score, candidates=["local:window=9"])
+    assert found[0].choices == found[1].choices
+    first, second = ([(at.dense_seconds, at.fitted_seconds) for at in each.lengths] for each in found)
+    assert first == second
+
+
 def test_a_budget_leaves_documents_out_and_says_so(monkeypatch):
     told = []
     data = batches(9, 300)

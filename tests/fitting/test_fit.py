@@ -67,10 +67,11 @@ def test_a_callable_measure_and_a_time_budget():
 
     found = coterie.fit(encoder(), batches(), 0.9, measure=score, candidates=["local:window=33"], seconds=0.0)
     assert found.measure == "score"
-    assert found.notes == ["The time budget was over before anything could be tried: all attention stays dense."]
+    (note,) = found.notes
+    assert note.startswith("The time budget is too short: it was over before anything could be tried.")
     assert found.all_dense
     assert found.holds
-    assert "the whole model 1.00×" in str(found)
+    assert "nothing was timed" in str(found)
 
 
 def test_saving_and_loading_gives_the_same(tmp_path):

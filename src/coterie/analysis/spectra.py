@@ -29,6 +29,7 @@ SLOW = math.log(100)  # a slow head: over as many values as it has, its line fal
 ERRORS = ("output", "map", "frobenius")
 MEASURES = ("effective_rank", "stable_rank", "rate", "r2")
 _ITERATIONS, _TOLERANCE = 20, 1e-4
+_FEW_HEADS = 6  # up to which p is by all orders of them
 _COLUMNS = 1 << 24  # weights of a mechanism that are there at the same time
 
 
@@ -144,7 +145,7 @@ class Spectra:
         Args:
             measure: "effective_rank", "stable_rank", "rate" or "r2".
         """
-        from scipy.stats import spearmanr
+        from scipy.stats import permutation_test, spearmanr
 
         expect_choice("measure", measure, MEASURES)
         expect(self.mechanism != "", "mechanism", "one whose error was measured: spectra(…, mechanism=…)", "none")
@@ -154,8 +155,16 @@ class Spectra:
         expect(known, "measure", instead, f"{measure!r}, which some heads do not have")
         varied = len({x for x, _ in pairs}) > 1 and len({y for _, y in pairs}) > 1
         expect(len(pairs) >= 3 and varied, "heads", "at least 3, not all alike", len(pairs))
-        found = spearmanr(*zip(*pairs, strict=True))
-        return Correlation(measure, float(found.statistic), float(found.pvalue), len(pairs))
+        first, second = zip(*pairs, strict=True)
+        found = spearmanr(first, second)
+        chance = float(found.pvalue)
+        if len(pairs) <= _FEW_HEADS:  # the formula is for many: all orders are counted
+
+            def rho(some: Any) -> float:
+                return float(spearmanr(some, second).statistic)
+
+            chance = float(permutation_test((first,), rho, permutation_type="pairings", n_resamples=math.inf).pvalue)
+        return Correlation(measure, float(found.statistic), chance, len(pairs))
 
     def table(self) -> list[dict[str, Any]]:
         """One row for each head, for a data frame or JSON."""

@@ -54,10 +54,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-app.command("inspect")(inspect.inspect)
-app.command("report")(report.report)
-app.add_typer(theory.app, name="theory")
-
 
 def _version(wanted: bool) -> None:
     if wanted:
@@ -252,6 +248,8 @@ def run(
         raise UserError("--prompt and --text both give a text: leave one of them out.")
     if vector_file is not None:
         vectors.check_file(vector_file)
+    if prompt is not None and not prompt.strip():
+        raise UserError("--prompt must be a text, and it is empty.")
     source = prompt or (inputs.read_text(text) if text else inputs.documentation()[:2000])
     with spinner(f"loading {model}"):
         if extend_positions and length is None:
@@ -262,8 +260,9 @@ def run(
             trust=trust_remote_code,
             replaceable=fitted is not None,  # as it is, any model runs
         )
-        if fitted is not None:
-            _known(fitted, read_fit(fitted)).apply(loaded.model)
+        plan = None if fitted is None else _known(fitted, read_fit(fitted))
+        if plan is not None:
+            plan.apply(loaded.model)
     if vector_file is not None and loaded.speaks:
         raise UserError(f"--out is for embeddings, and {loaded.name} writes text.")
     room = inputs.position_limit(loaded.model)
@@ -280,6 +279,8 @@ def run(
     batch = {key: batch[key] for key in ("input_ids", "attention_mask")}
     tokens = batch["input_ids"].shape[1]
     first = f"the first {tokens:,} tokens of about {whole:,}" if tokens < whole else f"{tokens:,} tokens"
+    if plan is not None and plan.lengths and tokens > (longest := max(at.tokens for at in plan.lengths)):
+        err.print(f"note: {fitted} was fitted up to {longest:,} tokens, so nothing is promised of {tokens:,}.")
     if loaded.speaks:
         _write(loaded, batch, new_tokens, first, as_json=as_json)
         return
@@ -320,6 +321,11 @@ def _known(path: Path, found: Fit) -> Fit:
     for name in unknown_names([*found.choices.values(), *over_cache.values()]):
         raise UserError(f"{path} names the mechanism {name!r}, which is not known; if it is yours, --import its file.")
     return found
+
+
+app.command("report")(report.report)
+app.command("inspect")(inspect.inspect)
+app.add_typer(theory.app, name="theory")
 
 
 # --- bench ------------------------------------------------------------------------------------------------------------

@@ -237,11 +237,14 @@ def parse_shares(option: str, text: str) -> list[float]:
 
 def check_length(loaded: Loaded, length: int) -> None:
     """A model must have so many positions."""
+    from coterie.hf.positions import learned_positions
+
     limit = position_limit(loaded.model)
     if limit is not None and length > limit:
+        learned = learned_positions(loaded.model) is not None
+        how = "--extend-positions stretches them, as they are learned" if learned else "nothing can stretch them"
         raise UserError(
-            f"{loaded.name} has {limit} positions, so a length of {length} tokens is too long for it; "
-            "a learned table of positions can be stretched with --extend-positions."
+            f"{loaded.name} has {limit} positions, so a length of {length} tokens is too long for it; {how}."
         )
 
 

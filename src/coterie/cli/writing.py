@@ -27,7 +27,7 @@ class Written(NamedTuple):
         """Tokens a second, of a prompt of so many and of the new ones.
 
         >>> Written("…", 65, 2.0, 4.0, False).speeds(8192)
-        'prefill 8,192 tokens in 2.00 s (4,096 tokens/s), decoding 65 in 4.00 s (16.0 tokens/s)'
+        'prefill 8,192 tokens in 2.00 s (4,096 tokens/s), decoding 64 more in 4.00 s (16.0 tokens/s)'
         """
         prefill = f"prefill {tokens:,} tokens in {self.prefill_seconds:.2f} s"
         if self.new_tokens == 0:
@@ -35,8 +35,8 @@ class Written(NamedTuple):
         fast = f"{prefill} ({tokens / self.prefill_seconds:,.0f} tokens/s)"
         if self.new_tokens < 2:
             return fast
-        rate = (self.new_tokens - 1) / self.decode_seconds
-        return f"{fast}, decoding {self.new_tokens:,} in {self.decode_seconds:.2f} s ({rate:,.1f} tokens/s)"
+        more, seconds = self.new_tokens - 1, self.decode_seconds
+        return f"{fast}, decoding {more:,} more in {seconds:.2f} s ({more / seconds:,.1f} tokens/s)"
 
 
 class _Listener(TextStreamer):  # type: ignore[misc]  # transformers has no types

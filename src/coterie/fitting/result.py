@@ -116,6 +116,8 @@ class Fit:
     def speedups(self) -> tuple[float, float]:
         """Of attention alone, and of the whole model."""
         dense, fitted = (sum(getattr(x, f"{name}_seconds") for x in self.lengths) for name in ("dense", "fitted"))
+        if not self.lengths:
+            dense = fitted = math.nan
         attention, model = (a / b if b else 1.0 for a, b in (self.attention_seconds, (dense, fitted)))
         return attention, model
 
@@ -123,6 +125,8 @@ class Fit:
     def speed(self) -> str:
         """How much faster it is, in words."""
         attention, model = self.speedups
+        if not math.isfinite(attention):
+            return "nothing was timed"
         whole = f"the whole model {model:.2f}×" if math.isfinite(model) else "the whole model was not timed"
         return f"attention alone {attention:.2f}× as fast, {whole}"
 

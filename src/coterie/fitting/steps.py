@@ -22,7 +22,7 @@ from coterie.fitting.measures import Fidelity, Measure, Remembered, least
 from coterie.fitting.profile import Profiled, profile
 from coterie.fitting.result import Fit
 from coterie.fitting.search import Choices, Searched, search
-from coterie.fitting.speed import time_passes
+from coterie.fitting.speed import Passes, time_passes
 from coterie.fitting.task import Task
 from coterie.hosts import DENSE, HfHost, Host
 from coterie.mechanisms import Mechanism
@@ -68,6 +68,7 @@ def fits(asked: Asked, tell: Progress) -> list[Fit]:
         return [_nothing(asked, target, str(error)) for target in asked.targets]
     end = math.inf if asked.seconds is None else asked.start + asked.seconds
     found = {}
+    timed: dict[frozenset[tuple[str, str]], Passes] = {}
     remembered, profiled, decoder = None, None, None
     if asked.decoders is not None:
         assert isinstance(asked.host, HfHost)
@@ -91,7 +92,7 @@ def fits(asked: Asked, tell: Progress) -> list[Fit]:
         remembered = Remembered(task, scale, fitted, checked, {} if remembered is None else remembered.known)
         profiled = profile(task, scale.lengths) if profiled is None else profiled
         try:
-            found[target] = _fit(task, remembered, profiled, asked, notes)
+            found[target] = _fit(task, remembered, profiled, asked, notes, timed)
         except KeyboardInterrupt:
             if not found:
                 raise
@@ -123,7 +124,7 @@ def _nothing(asked: Asked, target: float, why: str) -> Fit:
         certified=True,
         windows=asked.host.windows(),
         table=[],
-        attention_seconds=(0.0, 0.0),
+        attention_seconds=(math.nan, math.nan),
         lengths=[],
         seed=asked.seed,
         notes=[why],
@@ -140,7 +141,9 @@ def answers(asked: Asked, tell: Progress) -> tuple[Fidelity, list[int], list[int
     """
     batches = [*asked.batches, *(asked.held_out or ())]
     if asked.seconds is not None and time.monotonic() - asked.start >= asked.seconds:
-        raise _TooShortError("The time budget was over before anything could be tried: all attention stays dense.")
+        raise _TooShortError(
+            "The time budget is too short: it was over before anything could be tried. All attention stays dense."
+        )
     sizes = [size_of(batch) for batch in batches]
     order = sorted(range(len(batches)), key=lambda index: -sizes[index])
     scale = Fidelity(asked.host, asked.measure, batches)
@@ -224,10 +227,17 @@ def _of_each_shape(batches: list[Any], indices: list[int], count: int) -> list[i
     return found
 
 
-def _fit(task: Task, remembered: Remembered, profiled: Profiled, asked: Asked, notes: list[str]) -> Fit:
+def _fit(
+    task: Task,
+    remembered: Remembered,
+    profiled: Profiled,
+    asked: Asked,
+    notes: list[str],
+    before: dict[frozenset[tuple[str, str]], Passes],
+) -> Fit:
     searched = search(task, remembered, profiled)
     certified = certify(task, remembered, searched)
-    timed = time_passes(task, remembered, profiled, certified)
+    timed = time_passes(task, remembered, profiled, certified, before)
     if timed.speedup < 1:  # what saves time in attention alone may cost it elsewhere
         said = f"The plan that held makes the whole model {timed.speedup:.2f}× as fast: it is not taken."
         certified, timed = all_dense(task, remembered, [said]), timed.all_dense()

@@ -78,8 +78,10 @@ def apply(model: _Model, modules: Mapping[str, str], decode: Mapping[str, str] |
     `decode`: the same for new tokens over a cache, where they are not dense.
     """
     sites, decode = sites_of(model_inside(model)), decode or {}
-    missing = sorted(set(modules) ^ {site.short for site in sites.each} | set(decode) - set(modules))
-    expect(not missing, "stored choice", "the attention modules of this model", f"a difference in {missing}")
+    here = {site.short for site in sites.each}
+    missing = sorted(set(modules) ^ here | set(decode) - set(modules))
+    another = f"those of another model, such as {missing[0]}" if missing else ""
+    expect(not missing, "stored choice", f"the {len(here)} attention modules of {type(model).__name__}", another)
     over_cache = {name: decoding.form(choice.parse(spec)) for name, spec in decode.items()}
     _put(sites, [(site, choice.parse(modules[site.short]), over_cache.get(site.short)) for site in sites.each])
     return model

@@ -126,7 +126,7 @@ def _row(found: Fit, name: str) -> list[str]:
         f"{found.fidelity:g}",
         f"{found.held_out:.4f}" if math.isfinite(found.held_out) else "–",
         _sure(found),
-        percent(found.confidence) if found.certified else "no",
+        "dense" if found.all_dense else percent(found.confidence) if found.certified else "no",
         times(whole),
         times(attention),
         f"{clustered} of {len(found.choices)}",

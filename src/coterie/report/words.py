@@ -47,16 +47,20 @@ def times(ratio: float) -> str:
 
 
 def lowest(found: Fit) -> AtLength | None:
-    """The length whose bound is the lowest; None where there are no bounds, as in fits of old.
+    """The length whose bound is the lowest, and of equal ones one that is not exact; None where there are no bounds, as
+    in fits of old.
 
     Example:
         >>> from coterie.fitting.result import AtLength, Fit
         >>> at = [AtLength(n, 1.0, 1.0, 0.5, 4, bound, "t") for n, bound in ((512, 0.999), (2048, 0.994))]
         >>> lowest(Fit({}, "hidden", 0.99, 1.0, 1.0, [], (1.0, 1.0), at, 0)).tokens
         2048
+        >>> at = [AtLength(n, 1.0, 1.0, 0.5, 4, 1.0, method) for n, method in ((512, "exact"), (2048, "t"))]
+        >>> lowest(Fit({}, "hidden", 0.99, 1.0, 1.0, [], (1.0, 1.0), at, 0)).tokens
+        2048
     """
     bounded = [at for at in found.lengths if math.isfinite(at.bound)]
-    return min(bounded, key=lambda at: at.bound, default=None)
+    return min(bounded, key=lambda at: (at.bound, at.method == "exact"), default=None)
 
 
 def meaning(found: Fit) -> list[str]:

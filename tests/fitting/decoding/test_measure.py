@@ -89,7 +89,13 @@ def test_another_prefill_changes_what_is_decoded_and_not_the_dense_answer():
 def test_a_text_that_is_kept_is_as_good_as_one_that_is_read_again(most, monkeypatch):
     monkeypatch.setattr("coterie.fitting.decoding.prefixes._MOST", most)
     found, read = scale("qwen2", rows=2), []
-    monkeypatch.setattr(found.writer, "read", lambda *given, once=found.writer.read: (read.append(1), once(*given)))
+    once = found.writer.read
+
+    def counted(*given):
+        read.append(1)
+        once(*given)
+
+    monkeypatch.setattr(found.writer, "read", counted)
     for spec in (DENSE, FEW, EVERYONE, FEW, DENSE):
         for index in (0, 1):
             fresh = scale("qwen2", rows=2)
