@@ -36,7 +36,7 @@ def main(
         str, typer.Option(help="Tokens of a document, separated by commas.")
     ] = "512,1024,2048,4096,8192",
     fit: Annotated[float, typer.Option(min=0, max=1, help="The fidelity of a fitted model; 0: none is fitted.")] = 0.99,
-    fit_seconds: Annotated[float, typer.Option(min=1, help="How long to fit at each length.")] = 180,
+    fit_seconds: Annotated[float, typer.Option(min=1, help="How long to fit at each length.")] = 120,
     text: Annotated[
         list[Path] | None,
         typer.Option(
