@@ -89,7 +89,13 @@ def test_another_prefill_changes_what_is_decoded_and_not_the_dense_answer():
 def test_a_text_that_is_kept_is_as_good_as_one_that_is_read_again(most, monkeypatch):
     monkeypatch.setattr("coterie.fitting.decoding.prefixes._MOST", most)
     found, read = scale("qwen2", rows=2), []
-    monkeypatch.setattr(found.writer, "read", lambda *given, once=found.writer.read: (read.append(1), once(*given)))
+    once = found.writer.read
+
+    def counted(*given: Any) -> None:
+        read.append(1)
+        once(*given)
+
+    monkeypatch.setattr(found.writer, "read", counted)
     for spec in (DENSE, FEW, EVERYONE, FEW, DENSE):
         for index in (0, 1):
             fresh = scale("qwen2", rows=2)
@@ -118,8 +124,9 @@ def test_what_is_dense_is_exact():
     assert found.exact(everywhere(found, f"{FEW}@100"), 99)
     assert not found.exact(everywhere(found, f"{FEW}@100"), 100)
     prefilled = found.after(dict.fromkeys(found.writer.host.names, "near-far@150"))
-    assert prefilled.exact({}, 199)  # of which 150 are read: one less than 150 would be
-    assert not prefilled.exact({}, 203)
+    assert (read_first(198), read_first(199)) == (149, 150)
+    assert prefilled.exact({}, 198)
+    assert not prefilled.exact({}, 199)
 
 
 # --- what a layer would have answered ---------------------------------------------------------------------------------
