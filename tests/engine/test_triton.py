@@ -127,6 +127,9 @@ def compare(q, k, v, plan, *, tolerance=1.0, **settings):
     found = []
     for backend, dtype in (("triton", q.dtype), ("reference", torch.float64)):
         inputs = a, b, c = [x.detach().to(dtype).requires_grad_() for x in (q, k, v)]
+        if "attn_mask" in settings:
+            settings["attn_mask"] = settings["attn_mask"].detach().to(dtype).requires_grad_()
+            inputs = [*inputs, settings["attn_mask"]]
         torch.manual_seed(5)  # of dropout
         out, lse = coterie.grouped_attention(a, b, c, plan, backend=backend, **settings)
         weight = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view_as(out).to(dtype)
@@ -152,6 +155,52 @@ def test_padding_gqa_and_another_value_dim(name, dtype):
 def test_head_dims(dim):
     q, k, v = tensors(1, 1, 19, 23, dim=dim, value_dim=max(1, dim // 2), dtype=torch.float32)
     compare(q, k, v, coterie.Smyrf(rounds=2, cluster_size=8).plan(q, k, backend="native"))
+
+
+def ragged(batch, heads, rows, keys, *, windowed):
+    """A round of nine groups over several tiles: some without queries, some without keys, and keys that many meet."""
+
+    def edges(size, count):
+        return torch.randint(0, size + 1, (batch, heads, count)).sort(-1).values.int()
+
+    order = torch.rand(batch, heads, rows).argsort(-1).int()
+    offsets = edges(rows, 10)
+    offsets[..., 4] = offsets[..., 3]  # nobody is in the fourth group
+    bounds = torch.randint(0, 2 * keys + 1, (2, batch, heads, 9)).sort(0).values.int()
+    bounds[1, ..., 6] = bounds[0, ..., 6]  # and the seventh meets nobody
+    bias = torch.randn(batch, heads, 2 * keys)
+    bias[torch.rand(bias.shape) < 0.1] = -math.inf
+    skip = torch.randint(-1, keys, (batch, heads, rows, 3)).int()
+    window = (-20, 31) if windowed else None
+    key_order = torch.randint(0, keys, (batch, heads, 2 * keys)).int()
+    return Round(order, offsets, key_order, bounds[0], bounds[1], bias=bias, skip=skip, window=window)
+
+
+@pytest.mark.parametrize("kind", ["plain", "causal", "once", "dropout", "a mask", "float16", "float16 and a mask"])
+def test_many_tiles_with_everything_at_once(kind):
+    """Padding, grouped heads, another value dim, biases and lists of keys to skip, over the edges of tiles."""
+    rows, keys = 83, 75
+    dtype = torch.float16 if "float16" in kind else torch.float32
+    q, k, v = tensors(2, 4, rows, keys, dim=20, value_dim=40, key_heads=2, dtype=dtype)
+    rounds = tuple(ragged(2, 4, rows, keys, windowed=r == 1) for r in range(2))
+    plan = Plan(
+        num_queries=rows,
+        num_keys=keys,
+        key_heads=2,
+        rounds=rounds,
+        offset=torch.tensor([-9, 4], dtype=torch.int32),
+        causal=kind == "causal",
+        duplicates="once" if kind == "once" else "count",
+    )
+    settings = {"key_mask": padding(2, keys, [keys, 50], "left"), "query_mask": padding(2, rows, [70, rows])}
+    if kind == "dropout":
+        settings["dropout_p"] = 0.3
+    if "a mask" in kind:
+        mask = torch.randn(2, 4, rows, keys, dtype=dtype)
+        mask[torch.rand(mask.shape) < 0.2] = -math.inf
+        mask[:, :, 11] = -math.inf  # a query that nobody is left to
+        settings["attn_mask"] = mask
+    compare(q, k, v, plan, tolerance=100.0 if dtype == torch.float16 else 1.0, **settings)
 
 
 def test_query_heads_that_share_a_plan_are_pooled():
@@ -226,15 +275,27 @@ def test_a_value_that_is_not_finite_reaches_only_whom_it_meets():
     assert out[0, 0].isfinite().all(-1).tolist() == [i < 4 for i in range(12)]
 
 
-def test_compiles_into_one_graph_with_gradients():
+@pytest.mark.parametrize(
+    ("name", "causal"),
+    [
+        ("smyrf:cluster_size=8,rounds=2", True),
+        ("near-far:near=4", False),
+        ("near-far:near=4,chunk=8", True),
+        ("improved-clustered:clusters=3,topk=4", False),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")  # torch.compile warns about its own internals
+def test_compiles_into_one_graph_with_gradients(name, causal):
     def run(q, k, v):
-        return coterie.attention(q, k, v, "smyrf:cluster_size=8,rounds=2", is_causal=True, backend="triton")
+        return coterie.attention(q, k, v, name, is_causal=causal, backend="triton")
 
-    q, k, v = (x.requires_grad_() for x in tensors(1, 2, 21, dtype=torch.float32))
-    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
-    found, want = compiled(q, k, v), run(q, k, v)
-    close(found, want)
-    all_close(*(torch.autograd.grad(x.square().sum(), (q, k, v)) for x in (found, want)))
+    torch._dynamo.reset()
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager", dynamic=True)
+    for length in (21, 26):
+        q, k, v = (x.requires_grad_() for x in tensors(1, 2, length, dtype=torch.float32))
+        found, want = compiled(q, k, v), run(q, k, v)
+        close(found, want)
+        all_close(*(torch.autograd.grad(x.square().sum(), (q, k, v)) for x in (found, want)))
 
 
 def test_opcheck():
