@@ -45,6 +45,9 @@ GPUS = {
 }
 
 
+_MULTIPLY = {"round_forward", "round_queries", "round_keys", "nearest", "cluster_parts"}
+
+
 class Compiled(NamedTuple):
     """One kernel for one GPU."""
 
@@ -88,14 +91,14 @@ class _Driver:
 def compiling(gpu: Gpu, *, small: bool = True) -> Iterator[list[Compiled]]:
     """Kernels that are launched inside are compiled for this GPU, once each, and do not run.
 
-    Without the `small` ones, which move and add rows, those that multiply are left: their names begin with "round".
+    Without the `small` ones, which move and add rows, those that multiply are left.
     """
     found: list[Compiled] = []
     seen: set[str] = set()
     run = JITFunction.run
 
     def compile_only(self: JITFunction, *args: Any, grid: Any, warmup: bool, **settings: Any) -> Any:
-        if not (small or self.fn.__name__.startswith("round")):
+        if not (small or self.fn.__name__ in _MULTIPLY):
             return None
         if gpu.target.backend == "hip":
             settings.pop("maxnreg", None)  # an option of NVIDIA's assembler

@@ -28,7 +28,7 @@ from torch import Tensor
 
 import coterie
 from benchmarks.measure import peaked_tensors
-from benchmarks.variants import GROUPS, VARIANTS, launch
+from benchmarks.variants import CALLS, GROUPS, launch
 from coterie.plan import Plan
 
 DIMS = (32, 64, 96, 128)
@@ -75,7 +75,7 @@ class Task(NamedTuple):
         gpu, found = GPUS[self.gpu], []
         with compiling(gpu, small=self.small) as kernels:
             for group in self.groups:
-                launch(VARIANTS[self.call], group, self.dim, DTYPES[self.dtype])
+                launch(self.call, group, self.dim, DTYPES[self.dtype])
                 for each in kernels[len(found) :]:
                     tile = " × ".join(str(each.constants[x]) for x in ("ROWS", "KEYS") if x in each.constants)
                     needs = (each.warps, each.registers, each.spilled, each.shared, each.blocks(gpu), each.tensor)
@@ -220,7 +220,7 @@ def write(path: Path, text: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ahead", action="store_true", help="compile ahead of time, also where there is a GPU")
-    parser.add_argument("--calls", nargs="+", choices=VARIANTS, default=list(VARIANTS))
+    parser.add_argument("--calls", nargs="+", choices=CALLS, default=list(CALLS))
     parser.add_argument("--groups", nargs="+", type=int, default=list(GROUPS), help="queries of a group")
     parser.add_argument("--dims", nargs="+", type=int, default=list(DIMS))
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=["bfloat16"])

@@ -17,6 +17,7 @@ from benchmarks.measure import peaked_tensors
 from coterie import Mechanism
 from coterie.call import Call
 from coterie.engine.flat import Inputs
+from coterie.planning.lloyd import Listed, kmeans
 
 GROUPS = (16, 32, 64)  # queries of a group
 _LENGTH = 256  # of the calls that are compiled: shapes choose the tiles, and groups are as large as in long ones
@@ -69,8 +70,31 @@ VARIANTS: dict[str, Variant] = {
 }
 
 
-def launch(variant: Variant, size: int, dim: int, dtype: torch.dtype) -> None:
-    """Launch everything that a forward and a backward pass would launch, with groups of `size` queries."""
+KMEANS = "k-means"
+CALLS = (*VARIANTS, KMEANS)
+
+
+def launch(call: str, size: int, dim: int, dtype: torch.dtype) -> None:
+    """Launch everything that a call would launch, with groups of `size` queries."""
+    if call == KMEANS:
+        _cluster(size, dim)
+    else:
+        _attend(VARIANTS[call], size, dim, dtype)
+
+
+def _cluster(size: int, dim: int) -> None:
+    """k-means in parts of a sequence, and in all of it, with so many clusters; always in float32."""
+    rows, _, _ = peaked_tensors(_LENGTH, 2, dim)
+    order = torch.arange(_LENGTH, dtype=torch.int32).expand(1, 2, -1)
+    for parts in (1, 4):
+        edges = torch.arange(parts + 1, dtype=torch.int32)[None] * (_LENGTH // parts)
+        listed = Listed(rows, order, edges[:, :-1], edges[:, 1:])
+        centroids = torch.zeros(1, 2, parts, size, dim, dtype=torch.float64)
+        kmeans(listed, listed, centroids, torch.full((1, parts), size), 1)
+
+
+def _attend(variant: Variant, size: int, dim: int, dtype: torch.dtype) -> None:
+    """Forward and backward."""
     from coterie.engine.kernels import gradients, launches
 
     q, k, _ = peaked_tensors(_LENGTH, variant.heads, dim)

@@ -43,3 +43,15 @@ def test_nothing_spills_and_two_blocks_fit(gpu, dim, calls, tmp_path):
         assert line["spilled"] == 0, line
         assert line["blocks"] >= 2, line
         assert line["tensor"] > 0, line
+
+
+@pytest.mark.parametrize("gpu", ["A100", "H100"])
+def test_k_means_does_not_spill(gpu, tmp_path):
+    arguments = ("--dims", "64", "128", "--groups", "32", "--calls", "k-means", "--jobs", "1")
+    lines = compiled(tmp_path, "--gpus", gpu, *arguments)
+    assert {(line["dim"], line["kernel"]) for line in lines} == {
+        (dim, kernel) for dim in (64, 128) for kernel in ("nearest", "cluster_parts")
+    }
+    for line in lines:
+        assert line["spilled"] == 0, line
+        assert line["blocks"] >= 2, line

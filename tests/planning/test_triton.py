@@ -103,7 +103,7 @@ def test_one_program_clusters_a_small_part_as_the_reference_does(iterations, opt
 def test_a_small_part_gets_what_a_large_one_gets(dim, clusters, monkeypatch):
     x, parts, _, settings = small_parts(dim=dim, clusters=clusters)
     small = triton.kmeans(x, parts, clusters, 2, **settings)
-    monkeypatch.setattr(lloyd, "_SMALL", 0)
+    monkeypatch.setattr(lloyd, "_small", lambda rows, centroids: False)
     large = triton.kmeans(x, parts, clusters, 2, **settings)
     assert torch.equal(small[0], large[0])
     torch.testing.assert_close(small[1], large[1], rtol=1e-6, atol=1e-6)

@@ -15,7 +15,6 @@ from torch import Tensor
 from coterie.planning.orders import ceil_div
 
 _ROWS, _CENTROIDS, _SUMS = 32, 32, 16  # of a program
-_SMALL = 4096  # numbers that the centroids of a part may have, to stay in the registers of a program
 _SHORT = 1024  # rows that a part may have on average, for one program to run over them
 
 
@@ -197,10 +196,16 @@ class Listed:
         return torch.where(inside, part, -1)
 
 
+def _small(rows: Listed, centroids: Tensor) -> bool:
+    """Whether there are many short parts, each with centroids that fit into the registers of a program."""
+    parts, clusters, dim = centroids.shape[2:]
+    most = 64 if dim <= 64 else 32 if dim <= 128 else 16 if dim <= 256 else 0  # 4,096 numbers
+    return parts > 1 and clusters <= most and rows.order.shape[-1] <= _SHORT * parts
+
+
 def kmeans(rows: Listed, trained: Listed, centroids: Tensor, counts: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
     """The labels of all rows, (B, heads, M) int64, and centroids (B, heads, P, C, D) that were trained on some."""
-    parts, clusters, dim = centroids.shape[2:]
-    if _padded(clusters) * _padded(dim) > _SMALL or rows.order.shape[-1] > _SHORT * parts:
+    if not _small(rows, centroids):
         centroids = lloyd(trained, centroids, counts, iterations)
         return rows.nearest(centroids, counts), centroids
     bounds = (trained.start, trained.stop, rows.start, rows.stop, counts.to(torch.int32))

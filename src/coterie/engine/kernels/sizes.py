@@ -36,6 +36,9 @@ def query_tile(width: int, size: int, *, narrow: bool, heavy: bool) -> Size:
     """For forward. `width`: the wider of keys and values, padded; `narrow`: numbers of 16 bits.
 
     `heavy`: each pair needs registers of its own, for a mask, dropout or how often it meets.
+
+    >>> query_tile(64, 200, narrow=True, heavy=False), query_tile(64, 200, narrow=True, heavy=True)
+    (Size(rows=64, keys=32, warps=4, stages=2), Size(rows=32, keys=32, warps=4, stages=2))
     """
     rows = min(rows_for(size), 32) if heavy or not narrow or width > 64 else rows_for(size)
     if not narrow:
@@ -46,13 +49,13 @@ def query_tile(width: int, size: int, *, narrow: bool, heavy: bool) -> Size:
 
 
 def gradient_tile(width: int, size: int, *, narrow: bool, heavy: bool) -> Size:
-    """For the gradient of queries."""
+    """For the gradient of queries; here a count for each pair makes a tile heavy, too."""
     rows = min(rows_for(size), 32) if heavy or not narrow or width > 64 else rows_for(size)
     if not narrow:
         return Size(rows, 32 if width <= 64 else 16, 4, 1)
     if width <= 64:
         return Size(rows, 32, 4, 2)
-    return Size(rows, 16 if heavy else 32, 4, 1) if width <= 128 else Size(rows, 16, 8, 1)
+    return Size(16 if heavy else rows, 32, 4, 1) if width <= 128 else Size(rows, 16, 8, 1)
 
 
 def key_tile(width: int, size: int, *, narrow: bool, heavy: bool) -> Size:
