@@ -209,11 +209,11 @@ def test_query_heads_that_share_a_plan_are_pooled():
     offset = torch.full((1,), 8, dtype=torch.int32)
     plan = Plan(num_queries=rows, num_keys=30, key_heads=2, rounds=(each,), offset=offset, causal=True)
     q, k, v = tensors(1, 4, rows, 30, key_heads=2, dtype=torch.float32)
-    from coterie.engine.kernels import rounds
+    from coterie.engine.kernels import launches, rounds
 
     call = coterie.call.Call.of(q, k, v)
     (given,) = rounds.given_rounds(Inputs.of(call, plan))
-    sizes = coterie.engine.kernels.launches.Prepared.of(Inputs.of(call, plan)).call
+    sizes = launches.Prepared.of(Inputs.of(call, plan)).call
     assert rounds.pooled_heads(given, sizes, once=False) == 2
     assert rounds.pooled_heads(given, sizes, once=True) == 1
     compare(q, k, v, plan)

@@ -37,6 +37,10 @@ class Prepared(NamedTuple):
     narrow: bool  # numbers of 16 bits
     heavy: bool  # each pair needs registers of its own, for a mask, dropout or how often it meets
 
+    def kind(self, each: Given) -> dict[str, bool]:
+        """What tiles of a round are chosen by, besides the width and its groups; counts are one for each pair, too."""
+        return {"narrow": self.narrow, "heavy": self.heavy or each.counts is not None}
+
     @staticmethod
     def of(given: Inputs) -> Prepared:
         """Checked inputs as the kernels take them."""
@@ -136,7 +140,7 @@ def forward(given: Inputs) -> tuple[Tensor, Tensor, Tensor]:
     heads = out.shape[0] * out.shape[1]
     for each in prepared.rounds:
         pool = pooled_heads(each, call, once=given.once)
-        size = query_tile(prepared.width, each.slots * pool, narrow=prepared.narrow, heavy=prepared.heavy)
+        size = query_tile(prepared.width, each.slots * pool, **prepared.kind(each))
         one = as_round(each)
         tiles = query_tiles(one, size.rows // pool, pool)
         launch(

@@ -35,7 +35,7 @@ def rows_for(size: int) -> int:
 def query_tile(width: int, size: int, *, narrow: bool, heavy: bool) -> Size:
     """For forward. `width`: the wider of keys and values, padded; `narrow`: numbers of 16 bits.
 
-    `heavy`: each pair needs registers of its own, for a mask, dropout or how often it meets.
+    `heavy`: each pair needs registers of its own, for a mask, dropout, a count or how often it meets.
 
     >>> query_tile(64, 200, narrow=True, heavy=False), query_tile(64, 200, narrow=True, heavy=True)
     (Size(rows=64, keys=32, warps=4, stages=2), Size(rows=32, keys=32, warps=4, stages=2))
@@ -49,7 +49,7 @@ def query_tile(width: int, size: int, *, narrow: bool, heavy: bool) -> Size:
 
 
 def gradient_tile(width: int, size: int, *, narrow: bool, heavy: bool) -> Size:
-    """For the gradient of queries; here a count for each pair makes a tile heavy, too."""
+    """For the gradient of queries."""
     rows = min(rows_for(size), 32) if heavy or not narrow or width > 64 else rows_for(size)
     if not narrow:
         return Size(rows, 32 if width <= 64 else 16, 4, 1)
