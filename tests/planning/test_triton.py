@@ -99,7 +99,7 @@ def test_one_program_clusters_a_small_part_as_the_reference_does(iterations, opt
     torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize(("dim", "clusters"), [(1, 1), (33, 40), (64, 64)])
+@pytest.mark.parametrize(("dim", "clusters"), [(1, 1), (33, 31), (64, 32), (100, 16)])
 def test_a_small_part_gets_what_a_large_one_gets(dim, clusters, monkeypatch):
     x, parts, _, settings = small_parts(dim=dim, clusters=clusters)
     small = triton.kmeans(x, parts, clusters, 2, **settings)

@@ -16,6 +16,7 @@ from coterie.planning.orders import ceil_div
 
 _ROWS, _CENTROIDS, _SUMS = 32, 32, 16  # of a program
 _SHORT = 1024  # rows that a part may have on average, for one program to run over them
+_SHORT_ROWS = 16  # that it takes at a time
 
 
 def _nearest(
@@ -116,8 +117,9 @@ def _cluster_parts(
         *(trained_start, trained_stop, order, order.stride(1), start, stop, counts, found, labels),
         *(heads, parts, clusters, order.shape[-1], iterations),
         **_width(dim),
-        ROWS=_ROWS,
+        ROWS=_SHORT_ROWS,
         CENTROIDS=_padded(clusters),
+        num_stages=1,
     )
     return labels, found
 
@@ -199,7 +201,7 @@ class Listed:
 def _small(rows: Listed, centroids: Tensor) -> bool:
     """Whether there are many short parts, each with centroids that fit into the registers of a program."""
     parts, clusters, dim = centroids.shape[2:]
-    most = 64 if dim <= 64 else 32 if dim <= 128 else 16 if dim <= 256 else 0  # 4,096 numbers
+    most = 32 if dim <= 64 else 16 if dim <= 128 else 0  # more would spill
     return parts > 1 and clusters <= most and rows.order.shape[-1] <= _SHORT * parts
 
 

@@ -114,6 +114,23 @@ def member_sums(
 
 
 @triton.jit
+def label_rows(
+    x, x_row, order, slots, used, centroids, inside, half_norms, there, DIM: tl.constexpr, BLOCK: tl.constexpr
+):
+    """The rows in some slots, and the nearest centroid of each; centroids are read where they lie."""
+    values = listed_rows(x, x_row, order, slots, used, DIM, BLOCK)
+    centroid = tl.load(centroids, mask=inside, other=0.0)
+    return values, closest(values, centroid, half, there)[1]
+
+
+@triton.jit
+def half_norms(centroids, inside):
+    """‖c‖²/2 of each centroid."""
+    centroid = tl.load(centroids, mask=inside, other=0.0)
+    return tl.sum(centroid * centroid, 1) / 2
+
+
+@triton.jit
 def cluster_parts(
     x,
     x_head,
@@ -139,39 +156,40 @@ def cluster_parts(
     ROWS: tl.constexpr,
     CENTROIDS: tl.constexpr,
 ):
-    """All iterations of a small part, and the labels of its rows; its centroids stay on the chip until the end.
+    """All iterations of a small part, and the labels of its rows. An empty cluster keeps its centroid.
 
-    They are trained on the slots of one order, and label those of another. An empty cluster keeps its centroid.
+    Centroids are trained on the slots of one order, and label those of another. Nobody but this program reads or
+    writes the ones of its part; held in registers, they would spill.
     """
     head = tl.program_id(1).to(tl.int64)
     entry = head // heads * parts + tl.program_id(0)
     mine, column = tl.arange(0, CENTROIDS), tl.arange(0, BLOCK)
     place = centroids + ((head * parts + tl.program_id(0)) * clusters + mine)[:, None] * DIM + column[None, :]
     inside = (mine < clusters)[:, None] & (column < DIM)[None, :]
-    centroid = tl.load(place, mask=inside, other=0.0)
     there = mine < tl.load(counts + entry)
     x_rows = x + head * x_head
+    order_rows = trained + head * trained_head
     begin, end = tl.load(trained_start + entry), tl.load(trained_stop + entry)
     for _ in range(iterations):
-        half = tl.sum(centroid * centroid, 1) / 2
+        half = half_norms(place, inside)
         sums = tl.zeros([CENTROIDS, BLOCK], dtype=tl.float32)
         sizes = tl.zeros([CENTROIDS], dtype=tl.float32)
         for first in range(begin, end, ROWS):
             slots = first + tl.arange(0, ROWS)
             used = slots < end
-            values = listed_rows(x_rows, x_row, trained + head * trained_head, slots, used, DIM, BLOCK)
-            _, label = closest(values, centroid, half, there)
+            values, label = label_rows(x_rows, x_row, order_rows, slots, used, place, inside, half, there, DIM, BLOCK)
             member = ((label[:, None] == mine[None, :]) & used[:, None]).to(tl.float32)
             sums = tl.dot(tl.trans(member), values, sums, input_precision="ieee")
             sizes += tl.sum(member, 0)
         means = tl.div_rn(sums, tl.broadcast_to(tl.maximum(sizes, 1.0)[:, None], sums.shape))
-        centroid = tl.where(sizes[:, None] > 0, means, centroid)
-    half = tl.sum(centroid * centroid, 1) / 2
+        tl.debug_barrier()  # all threads have read the old ones
+        tl.store(place, means, mask=inside & (sizes[:, None] > 0))
+        tl.debug_barrier()  # and see the new ones
+    half = half_norms(place, inside)
+    order_rows = order + head * order_head
     begin, end = tl.load(start + entry), tl.load(stop + entry)
     for first in range(begin, end, ROWS):
         slots = first + tl.arange(0, ROWS)
         used = slots < end
-        values = listed_rows(x_rows, x_row, order + head * order_head, slots, used, DIM, BLOCK)
-        _, label = closest(values, centroid, half, there)
+        values, label = label_rows(x_rows, x_row, order_rows, slots, used, place, inside, half, there, DIM, BLOCK)
         tl.store(labels + head * rows + slots, label, mask=used)
-    tl.store(place, centroid, mask=inside)
