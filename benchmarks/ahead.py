@@ -24,20 +24,28 @@ class Gpu(NamedTuple):
     """What a multiprocessor has room for, and what the data sheet says of the whole."""
 
     name: str
-    capability: int
+    target: GPUTarget
     registers: int  # of a multiprocessor
     shared: int  # bytes of it
+    reserved: int  # bytes of it that a block takes for the driver
     warps: int
     blocks: int
     bandwidth: float  # bytes a second
     flops: float  # a second, dense, in bfloat16
 
 
-GPUS = (
-    Gpu("A100", 80, 65_536, 164 * 1024, 64, 32, 2.039e12, 312e12),
-    Gpu("H100", 90, 65_536, 228 * 1024, 64, 32, 3.35e12, 989e12),
-)
-_RESERVED = 1024  # bytes of shared memory that CUDA takes for itself, a block
+GPUS = {
+    gpu.name: gpu
+    for gpu in (
+        Gpu("A100", GPUTarget("cuda", 80, 32), 65_536, 164 * 1024, 1024, 64, 32, 2.039e12, 312e12),
+        Gpu("H100", GPUTarget("cuda", 90, 32), 65_536, 228 * 1024, 1024, 64, 32, 3.35e12, 989e12),
+        Gpu("B200", GPUTarget("cuda", 100, 32), 65_536, 228 * 1024, 1024, 64, 32, 8e12, 2250e12),
+        Gpu("MI300X", GPUTarget("hip", "gfx942", 64), 131_072, 64 * 1024, 0, 32, 32, 5.3e12, 1307e12),
+    )
+}
+
+
+_MULTIPLY = {"round_forward", "round_queries", "round_keys", "nearest", "cluster_parts"}
 
 
 class Compiled(NamedTuple):
@@ -50,27 +58,27 @@ class Compiled(NamedTuple):
     registers: int
     spilled: int  # bytes a thread
     shared: int  # bytes a block
-    mma: int  # instructions of Ampere's tensor cores in the listing
-    wgmma: int  # of Hopper's
+    tensor: int  # instructions of tensor cores in the listing
 
     def blocks(self, gpu: Gpu) -> int:
         """How many fit into a multiprocessor at a time."""
-        rounded = -(-self.registers // 8) * 8 * 32 * self.warps
-        limits = (gpu.registers // rounded, gpu.shared // (self.shared + _RESERVED), gpu.warps // self.warps)
-        return min(gpu.blocks, *limits)
+        registers = -(-self.registers // 8) * 8 * gpu.target.warp_size * self.warps
+        shared = max(1, self.shared + gpu.reserved)
+        return min(gpu.blocks, gpu.registers // registers, gpu.shared // shared, gpu.warps // self.warps)
 
 
 class _Driver:
     """A GPU that is not there: Triton asks it what to compile for."""
 
-    def __init__(self, capability: int) -> None:
-        self.target = GPUTarget("cuda", capability, 32)
+    def __init__(self, target: GPUTarget) -> None:
+        self.target = target
 
     def get_current_target(self) -> GPUTarget:
         return self.target
 
-    def get_current_device(self) -> int:
-        return self.target.arch
+    def get_current_device(self) -> int | str:
+        arch: int | str = self.target.arch
+        return arch
 
     def get_current_stream(self, device: int) -> int:
         return 0
@@ -83,22 +91,24 @@ class _Driver:
 def compiling(gpu: Gpu, *, small: bool = True) -> Iterator[list[Compiled]]:
     """Kernels that are launched inside are compiled for this GPU, once each, and do not run.
 
-    Without the `small` ones, which move and add rows, those that multiply are left: their names begin with "round".
+    Without the `small` ones, which move and add rows, those that multiply are left.
     """
     found: list[Compiled] = []
     seen: set[str] = set()
     run = JITFunction.run
 
     def compile_only(self: JITFunction, *args: Any, grid: Any, warmup: bool, **settings: Any) -> Any:
-        if not (small or self.fn.__name__.startswith("round")):
+        if not (small or self.fn.__name__ in _MULTIPLY):
             return None
+        if gpu.target.backend == "hip":
+            settings.pop("maxnreg", None)  # an option of NVIDIA's assembler
         kernel = run(self, *args, grid=grid, warmup=True, **settings)
         if kernel.hash not in seen:
             seen.add(kernel.hash)
             found.append(_look_at(kernel, args, settings))
         return kernel
 
-    triton.runtime.driver.set_active(_Driver(gpu.capability))
+    triton.runtime.driver.set_active(_Driver(gpu.target))
     JITFunction.run = compile_only
     try:
         yield found
@@ -108,18 +118,17 @@ def compiling(gpu: Gpu, *, small: bool = True) -> Iterator[list[Compiled]]:
 
 
 def _look_at(kernel: Any, args: tuple[Any, ...], settings: dict[str, Any]) -> Compiled:
-    usage = _resources(kernel.asm["cubin"])
-    listing = kernel.asm["ptx"]
+    registers, spilled = _amd_resources(kernel.asm["amdgcn"]) if "amdgcn" in kernel.asm else _resources(kernel.asm)
+    listing = kernel.asm.get("ptx") or kernel.asm["amdgcn"]
     return Compiled(
         kernel=kernel.metadata.name,
         constants={name: value for name, value in settings.items() if name.isupper()},
         features=tuple(_features(args)),
         warps=kernel.metadata.num_warps,
-        registers=usage["REG"],
-        spilled=usage["STACK"] + usage["LOCAL"],
+        registers=registers,
+        spilled=spilled,
         shared=kernel.metadata.shared,
-        mma=len(re.findall(r"\bmma\.sync", listing)),
-        wgmma=len(re.findall(r"wgmma\.mma_async", listing)),
+        tensor=len(re.findall(r"\b(?:mma\.sync|wgmma\.mma_async|tcgen05\.mma|v_mfma_)", listing)),
     )
 
 
@@ -134,10 +143,20 @@ def _features(args: tuple[Any, ...]) -> Iterator[str]:
             yield "once"
 
 
-def _resources(cubin: bytes) -> dict[str, int]:
+def _resources(asm: dict[str, Any]) -> tuple[int, int]:
+    """Registers and spilled bytes of a thread, as NVIDIA's own tool reads them from the binary."""
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
+        file.write(asm["cubin"])
         file.flush()
         told = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
-    return {name: int(value) for name, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", told)}
+    usage = {name: int(value) for name, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", told)}
+    return usage["REG"], usage["STACK"] + usage["LOCAL"]
+
+
+def _amd_resources(listing: str) -> tuple[int, int]:
+    """The same, as the compiler's listing says of itself."""
+    found = {
+        name: int(value) for name, value in re.findall(r"\.(vgpr_count|private_segment_fixed_size): +(\d+)", listing)
+    }
+    return found["vgpr_count"], found["private_segment_fixed_size"]

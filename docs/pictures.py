@@ -114,33 +114,30 @@ def tile() -> str:
     """What a program of the GPU's kernels does: some queries of a group, and the keys that it meets, by blocks."""
     parts = [
         text(20, 22, "keys and values, where they lie", "ink bold"),
-        text(20, 168, "the group’s list of keys", "ink bold"),
-        text(20, 272, "queries", "ink bold"),
+        text(20, 152, "the group’s", "ink bold"),
+        text(20, 172, "list of keys", "ink bold"),
+        text(20, 226, "queries", "ink bold"),
+        text(590, 178, "out, lse", "ink bold", "middle"),
     ]
     picked = [1, 4, 5, 9, 12, 16, 18, 23]
     for j in range(26):
         parts.append(box(20 + 23 * j, 34, 18, 40, "near" if j in picked else "pale", 3))
-    for place, j in enumerate(picked):
-        x = 150 + 42 * place + (26 if place > 3 else 0)
-        parts += [line(29 + 23 * j, 76, x + 16, 140, "line-line open"), box(x, 144, 32, 32, "near", 4)]
+    columns = [150 + 42 * place + (26 if place > 3 else 0) for place in range(8)]
+    for x, j in zip(columns, picked, strict=True):
+        parts += [line(29 + 23 * j, 76, x + 16, 134, "line-line open"), box(x, 144, 32, 32, "near", 4)]
     for x, words in ((150, "block 1"), (344, "block 2")):
         parts += [
             box(x - 6, 138, 170, 122, "open far-line thick dashed", 8),
-            text(x + 79, 132, words, "soft", "middle"),
+            text(x + 79, 280, words, "soft", "middle"),
         ]
-    for row in range(3):
-        parts.append(box(100, 186 + 24 * row, 32, 18, "far", 4))
-        for place in range(8):
-            x = 150 + 42 * place + (26 if place > 3 else 0)
-            parts.append(box(x, 186 + 24 * row, 32, 18, "pale", 4))
-        parts.append(box(560, 186 + 24 * row, 60, 18, "far", 4))
-        parts.append(text(538, 200 + 24 * row, "→", "soft", "middle"))
-    parts.append(text(590, 178, "out, lse", "ink bold", "middle"))
-    words = (
-        "Scores of a block stay on the chip; the running maximum and sum go from one block, and one round, to the next."
-    )
-    parts.append(text(20, 302, words, "soft"))
-    return svg(640, 316, "A tile: some queries of a group, and the keys that it meets, gathered block by block", parts)
+    for y in (186, 210, 234):
+        parts += [box(100, y, 32, 18, "far", 4), *(box(x, y, 32, 18, "pale", 4) for x in columns)]
+        parts += [text(534, y + 14, "→", "soft", "middle"), box(560, y, 60, 18, "far", 4)]
+    parts += [
+        text(20, 312, "The scores of a block stay on the chip.", "soft"),
+        text(20, 334, "The running maximum and sum go on to the next block and round.", "soft"),
+    ]
+    return svg(640, 346, "A tile: some queries of a group, and the keys that it meets, gathered block by block", parts)
 
 
 def rows(first: str) -> list[list[str]]:

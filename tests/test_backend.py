@@ -86,3 +86,15 @@ def test_an_explicit_choice_is_never_replaced():
 def test_importing_coterie_does_not_import_triton():
     script = "import sys, coterie; coterie.backends(); sys.exit('triton' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+def test_everything_is_collected_without_triton():
+    """Doctests of modules that need it are left out; all others are there."""
+    script = (
+        "import sys, pytest; sys.modules['triton'] = None; "
+        "sys.exit(pytest.main(['--collect-only', '-q', 'src/coterie/engine', 'src/coterie/planning', 'tests/engine']))"
+    )
+    found = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True)
+    assert found.returncode == 0, found.stdout
+    assert "engine/kernels" not in found.stdout
+    assert "test_engine.py" in found.stdout

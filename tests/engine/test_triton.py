@@ -127,6 +127,9 @@ def compare(q, k, v, plan, *, tolerance=1.0, **settings):
     found = []
     for backend, dtype in (("triton", q.dtype), ("reference", torch.float64)):
         inputs = a, b, c = [x.detach().to(dtype).requires_grad_() for x in (q, k, v)]
+        if "attn_mask" in settings:
+            settings["attn_mask"] = settings["attn_mask"].detach().to(dtype).requires_grad_()
+            inputs = [*inputs, settings["attn_mask"]]
         torch.manual_seed(5)  # of dropout
         out, lse = coterie.grouped_attention(a, b, c, plan, backend=backend, **settings)
         weight = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view_as(out).to(dtype)
@@ -154,6 +157,46 @@ def test_head_dims(dim):
     compare(q, k, v, coterie.Smyrf(rounds=2, cluster_size=8).plan(q, k, backend="native"))
 
 
+def ragged(heads, rows, keys, *, windowed):
+    """A round of five groups over several tiles: one without queries, one without keys, and keys listed twice."""
+    order = torch.rand(1, heads, rows).argsort(-1).int()
+    offsets = torch.tensor([0, rows // 2 + 9, rows // 2 + 9, rows - 8, rows - 3, rows - 1]).int().expand(1, heads, -1)
+    bounds = torch.randint(0, keys + 21, (2, 1, heads, 5)).sort(0).values.int()
+    bounds[:, ..., 0] = torch.tensor([3, keys + 9]).view(2, 1, 1)
+    bounds[1, ..., 3] = bounds[0, ..., 3]
+    key_order = torch.randint(0, keys, (1, heads, keys + 20)).int()
+    bias = torch.randn(key_order.shape)
+    bias[torch.rand(bias.shape) < 0.1] = -math.inf
+    skip = torch.randint(0, keys, (1, heads, rows, 3)).sort(-1).values.int()
+    window = (-20, 31) if windowed else None
+    return Round(order, offsets, key_order, bounds[0], bounds[1], bias=bias, skip=skip, window=window)
+
+
+@pytest.mark.parametrize("kind", ["causal", "once", "dropout", "a mask", "float16 and a mask"])
+def test_several_tiles_with_everything_at_once(kind):
+    """Padding, grouped heads, another value dim, biases and lists of keys to skip, over the edges of tiles."""
+    rows, keys, dtype = 47, 41, torch.float16 if "float16" in kind else torch.float32
+    q, k, v = tensors(1, 2, rows, keys, dim=20, value_dim=40, key_heads=1, dtype=dtype)
+    plan = Plan(
+        num_queries=rows,
+        num_keys=keys,
+        key_heads=1,
+        rounds=tuple(ragged(2, rows, keys, windowed=r == 1) for r in range(2)),
+        offset=torch.tensor([-9], dtype=torch.int32),
+        causal=kind == "causal",
+        duplicates="once" if kind == "once" else "count",
+    )
+    settings = {"key_mask": padding(1, keys, [35], "left"), "query_mask": padding(1, rows, [44])}
+    if kind == "dropout":
+        settings["dropout_p"] = 0.3
+    if "a mask" in kind:
+        mask = torch.randn(1, 2, rows, keys, dtype=dtype)
+        mask[torch.rand(mask.shape) < 0.2] = -math.inf
+        mask[:, :, 11] = -math.inf  # a query that nobody is left to
+        settings["attn_mask"] = mask
+    compare(q, k, v, plan, tolerance=100.0 if dtype == torch.float16 else 1.0, **settings)
+
+
 def test_query_heads_that_share_a_plan_are_pooled():
     """Small groups, two query heads on each key head, one plan for all: as blocks of a window would be."""
     rows, size = 22, 4
@@ -166,11 +209,11 @@ def test_query_heads_that_share_a_plan_are_pooled():
     offset = torch.full((1,), 8, dtype=torch.int32)
     plan = Plan(num_queries=rows, num_keys=30, key_heads=2, rounds=(each,), offset=offset, causal=True)
     q, k, v = tensors(1, 4, rows, 30, key_heads=2, dtype=torch.float32)
-    from coterie.engine.kernels import rounds
+    from coterie.engine.kernels import launches, rounds
 
     call = coterie.call.Call.of(q, k, v)
     (given,) = rounds.given_rounds(Inputs.of(call, plan))
-    sizes = coterie.engine.kernels.launches.Prepared.of(Inputs.of(call, plan)).call
+    sizes = launches.Prepared.of(Inputs.of(call, plan)).call
     assert rounds.pooled_heads(given, sizes, once=False) == 2
     assert rounds.pooled_heads(given, sizes, once=True) == 1
     compare(q, k, v, plan)
@@ -226,15 +269,27 @@ def test_a_value_that_is_not_finite_reaches_only_whom_it_meets():
     assert out[0, 0].isfinite().all(-1).tolist() == [i < 4 for i in range(12)]
 
 
-def test_compiles_into_one_graph_with_gradients():
+@pytest.mark.parametrize(
+    ("name", "causal"),
+    [
+        ("smyrf:cluster_size=8,rounds=2", True),
+        ("near-far:near=4", False),
+        ("near-far:near=4,chunk=8", True),
+        ("improved-clustered:clusters=3,topk=4", False),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")  # torch.compile warns about its own internals
+def test_compiles_into_one_graph_with_gradients(name, causal):
     def run(q, k, v):
-        return coterie.attention(q, k, v, "smyrf:cluster_size=8,rounds=2", is_causal=True, backend="triton")
+        return coterie.attention(q, k, v, name, is_causal=causal, backend="triton")
 
-    q, k, v = (x.requires_grad_() for x in tensors(1, 2, 21, dtype=torch.float32))
-    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
-    found, want = compiled(q, k, v), run(q, k, v)
-    close(found, want)
-    all_close(*(torch.autograd.grad(x.square().sum(), (q, k, v)) for x in (found, want)))
+    torch._dynamo.reset()
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager", dynamic=True)
+    for length in (21, 26):
+        q, k, v = (x.requires_grad_() for x in tensors(1, 2, length, dtype=torch.float32))
+        found, want = compiled(q, k, v), run(q, k, v)
+        close(found, want)
+        all_close(*(torch.autograd.grad(x.square().sum(), (q, k, v)) for x in (found, want)))
 
 
 def test_opcheck():

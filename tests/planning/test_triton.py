@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 import coterie
 from coterie.call import Call
 from coterie.engine.flat import Inputs
-from coterie.planning import triton
+from coterie.planning import lloyd, triton
 from coterie.planning.orders import Parts
 from tests.cases import CAUSAL, MECHANISMS, padding, tensors
 
@@ -70,6 +70,51 @@ def test_parts_without_a_known_size_are_halved_all_the_same():
     leaves, together = torch.tensor([[3, 2]]), torch.tensor([1])
     want = coterie.planning.reference.halve(x, Parts(order, start, stop), leaves, 3, together)
     assert torch.equal(triton.halve(x, Parts(order, start, stop), leaves, 3, together), want)
+
+
+# --- small parts, each in one program ---------------------------------------------------------------------------------
+
+
+def small_parts(*, dim=5, clusters=4, **options):
+    """Seven parts of two samples, one of them empty and one with fewer rows than clusters, whose rows lie anywhere."""
+    x = whole_numbers(2, 3, 57, dim, seed=5)
+    order = torch.stack([torch.randperm(57), torch.randperm(57)]).int()
+    start = torch.tensor([[0, 7, 7, 30, 31, 33, 50], [2, 3, 9, 21, 21, 40, 41]], dtype=torch.int32)
+    stop = torch.tensor([[7, 7, 30, 31, 33, 50, 54], [3, 9, 21, 21, 40, 41, 57]], dtype=torch.int32)
+    counts = torch.randint(1, clusters + 1, (2, 7))
+    settings = {"counts": counts, "seed": 3, "layer": 2, **options}
+    return x, Parts(order, start, stop), clusters, settings
+
+
+@pytest.mark.parametrize("iterations", [0, 1, 3])
+@pytest.mark.parametrize("options", [{}, {"per_head": False}, {"sample": 2}], ids=["plain", "shared", "sample"])
+def test_one_program_clusters_a_small_part_as_the_reference_does(iterations, options, monkeypatch):
+    monkeypatch.setattr(lloyd, "lloyd", None)  # what is for large parts
+    x, parts, clusters, settings = small_parts(**options)
+    found = triton.kmeans(x, parts, clusters, iterations, **settings)
+    want = coterie.planning.reference.kmeans(x, parts, clusters, iterations, **settings)
+    assert torch.equal(found[0], want[0])
+    exist = (torch.arange(clusters) < settings["counts"][..., None]) & (parts.sizes > 0)[..., None]
+    ours, theirs = (each.unflatten(2, (7, clusters)).movedim(1, 3)[exist] for each in (found[1], want[1]))
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("dim", "clusters"), [(1, 1), (33, 31), (64, 32), (100, 16)])
+def test_a_small_part_gets_what_a_large_one_gets(dim, clusters, monkeypatch):
+    x, parts, _, settings = small_parts(dim=dim, clusters=clusters)
+    small = triton.kmeans(x, parts, clusters, 2, **settings)
+    monkeypatch.setattr(lloyd, "_small", lambda rows, centroids: False)
+    large = triton.kmeans(x, parts, clusters, 2, **settings)
+    assert torch.equal(small[0], large[0])
+    torch.testing.assert_close(small[1], large[1], rtol=1e-6, atol=1e-6)
+
+
+def test_parts_that_are_no_larger_than_a_sample_are_trained_on_as_they_are(monkeypatch):
+    x, parts, clusters, settings = small_parts(sample=23)
+    known = Parts(parts.order, parts.start, parts.stop, most=23)
+    want = triton.kmeans(x, parts, clusters, 2, **settings)
+    monkeypatch.setattr(triton, "_training_sample", None)
+    assert torch.equal(triton.kmeans(x, known, clusters, 2, **settings)[0], want[0])
 
 
 # --- nothing that the host waits for ----------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Lloyd's iterations on a GPU: no tensor of rows × centroids, and nothing that the host waits for.
 
-The two halves of an iteration are torch custom ops; Triton is imported when one first runs.
+One program does all iterations of a small part, such as a chunk. Of a large one, the two halves of an iteration are
+launched one after the other. All are torch custom ops; Triton is imported when one first runs.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from torch import Tensor
 from coterie.planning.orders import ceil_div
 
 _ROWS, _CENTROIDS, _SUMS = 32, 32, 16  # of a program
+_SHORT = 1024  # rows that a part may have on average, for one program to run over them
+_SHORT_ROWS = 16  # that it takes at a time
 
 
 def _nearest(
@@ -62,7 +65,11 @@ def _rows(x: Tensor, order: Tensor) -> tuple[Any, ...]:
 
 
 def _width(dim: int) -> dict[str, int]:
-    return {"DIM": dim, "BLOCK": max(16, 1 << (dim - 1).bit_length())}
+    return {"DIM": dim, "BLOCK": _padded(dim)}
+
+
+def _padded(size: int) -> int:
+    return max(16, 1 << (size - 1).bit_length())
 
 
 def _launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
@@ -84,6 +91,62 @@ member_sums_op = torch.library.custom_op(
     schema="(Tensor x, Tensor order, Tensor members, Tensor first) -> Tensor",
 )
 member_sums_op.register_fake(_no_sums)
+
+
+def _cluster_parts(
+    x: Tensor,
+    trained: Tensor,
+    trained_start: Tensor,
+    trained_stop: Tensor,
+    order: Tensor,
+    start: Tensor,
+    stop: Tensor,
+    counts: Tensor,
+    centroids: Tensor,
+    iterations: int,
+) -> tuple[Tensor, Tensor]:
+    from coterie.planning.kernels.clusters import cluster_parts
+
+    batch, heads, parts, clusters, dim = centroids.shape
+    labels = torch.zeros(order.shape, dtype=torch.int32, device=x.device)
+    found = centroids.clone()
+    _launch(
+        cluster_parts,
+        (parts, batch * heads),
+        *_rows(x, trained),
+        *(trained_start, trained_stop, order, order.stride(1), start, stop, counts, found, labels),
+        *(heads, parts, clusters, order.shape[-1], iterations),
+        **_width(dim),
+        ROWS=_SHORT_ROWS,
+        CENTROIDS=_padded(clusters),
+        num_stages=1,
+    )
+    return labels, found
+
+
+cluster_parts_op = torch.library.custom_op(
+    "coterie::cluster_parts_triton",
+    _cluster_parts,
+    mutates_args=(),
+    schema="(Tensor x, Tensor trained, Tensor trained_start, Tensor trained_stop, Tensor order, Tensor start, "
+    "Tensor stop, Tensor counts, Tensor centroids, int iterations) -> (Tensor, Tensor)",
+)
+
+
+@cluster_parts_op.register_fake
+def _nothing_clustered(
+    x: Tensor,
+    trained: Tensor,
+    trained_start: Tensor,
+    trained_stop: Tensor,
+    order: Tensor,
+    start: Tensor,
+    stop: Tensor,
+    counts: Tensor,
+    centroids: Tensor,
+    iterations: int,
+) -> tuple[Tensor, Tensor]:
+    return torch.empty(order.shape, dtype=torch.int32, device=x.device), torch.empty_like(centroids)
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,6 +196,28 @@ class Listed:
         last = part.clamp(max=self.stop.shape[-1] - 1)
         inside = (part < self.stop.shape[-1]) & (slots >= self.start.gather(-1, last))
         return torch.where(inside, part, -1)
+
+
+def _small(rows: Listed, centroids: Tensor) -> bool:
+    """Whether there are many short parts, each with centroids that fit into the registers of a program."""
+    parts, clusters, dim = centroids.shape[2:]
+    most = 32 if dim <= 64 else 16 if dim <= 128 else 0  # more would spill
+    return parts > 1 and clusters <= most and rows.order.shape[-1] <= _SHORT * parts
+
+
+def kmeans(rows: Listed, trained: Listed, centroids: Tensor, counts: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
+    """The labels of all rows, (B, heads, M) int64, and centroids (B, heads, P, C, D) that were trained on some."""
+    if not _small(rows, centroids):
+        centroids = lloyd(trained, centroids, counts, iterations)
+        return rows.nearest(centroids, counts), centroids
+    bounds = (trained.start, trained.stop, rows.start, rows.stop, counts.to(torch.int32))
+    first, last, start, stop, exist = (each.contiguous() for each in bounds)
+    orders = trained.order.contiguous(), rows.order.contiguous()
+    single = centroids.to(torch.float32).contiguous()
+    labels, single = cluster_parts_op(
+        rows.x.contiguous(), orders[0], first, last, orders[1], start, stop, exist, single, iterations
+    )
+    return labels.long(), single.double()
 
 
 def lloyd(rows: Listed, centroids: Tensor, counts: Tensor, iterations: int, *, majority: bool = False) -> Tensor:

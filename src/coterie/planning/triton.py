@@ -19,6 +19,7 @@ from coterie.planning import hashing
 from coterie.planning.halving import halve as halve_rows
 from coterie.planning.kmeans import Options, one_of_each_span
 from coterie.planning.lloyd import Listed, lloyd
+from coterie.planning.lloyd import kmeans as lloyds_kmeans
 from coterie.planning.near_keys import near_keys as near_keys_of_few
 from coterie.planning.orders import Parts, top_indices
 from coterie.planning.orders import group_by as group_by  # steps as they are
@@ -155,11 +156,11 @@ def kmeans(
         centroids = _starts(rows, clusters, counts, **drawn).double()  # type: ignore[arg-type]
     else:
         centroids = started.view(batch, heads, count, clusters, dim).double()
-    trained = rows
-    if sample and iterations:
+    trained, few = rows, parts.most is not None and parts.most <= sample  # a part has one cluster at least
+    if sample and iterations and not few:
         trained = _training_sample(rows, sample, clusters, counts, **drawn)  # type: ignore[arg-type]
-    centroids = lloyd(trained, centroids, counts, iterations)
-    return _by_row(rows, rows.nearest(centroids, counts), length), centroids.flatten(2, 3)
+    labels, centroids = lloyds_kmeans(rows, trained, centroids, counts, iterations)
+    return _by_row(rows, labels, length), centroids.flatten(2, 3)
 
 
 def _training_sample(

@@ -13,7 +13,18 @@ import triton
 import triton.language as tl
 
 from coterie.engine.kernels.forward import self_keep, self_score
-from coterie.engine.kernels.pairs import LOG2E, gather, keep, key_rows, query_rows, reach, settle
+from coterie.engine.kernels.pairs import (
+    LOG2E,
+    gather,
+    head_of,
+    keep,
+    key_rows,
+    query_rows,
+    query_tile,
+    reach,
+    scatter,
+    settle,
+)
 
 _NONE = tl.constexpr(float("-inf"))
 
@@ -31,7 +42,7 @@ def differentiate(call, scores, meets, heads, rows, keys, grad_weights, lse, shi
     return dropped, tl.where(meets, weights * (grad_weights + shift[:, None]), 0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["begin_head", "head_step"])
 def round_queries(
     q,
     k,
@@ -66,23 +77,18 @@ def round_queries(
     group = tl.load(tiles.group + tile)
     if group < 0:
         return
-    entry = bh.to(tl.int64) * each.groups + group
-    row = tl.arange(0, ROWS)
-    slots = tl.load(tiles.slot + tile) + row // POOL
-    heads = bh + row % POOL
-    rows, used = query_rows(call, each, b, bh, slots, slots < tl.load(each.last + entry))
-    at = heads % call.heads * tl.cast(q.head, tl.int64) + rows.to(tl.int64) * q.row
-    queries = gather(q.data + b.to(tl.int64) * q.batch, at, used, DIM, BLOCK)
+    slots, heads, rows, used, queries, place = query_tile(
+        q, call, each, tiles, tile, group, bh, b, ROWS, POOL, DIM, BLOCK
+    )
     first, last = reach(call, each.low, each.high, b, heads, rows, used)
-    place = heads.to(tl.int64) * call.query_rows + rows
     upstream = gather(grad, place * VALUE_DIM, used, VALUE_DIM, VALUE_BLOCK)
     row_lse = tl.load(lse + place, mask=used, other=_NONE)
     row_shift = tl.load(shift + place, mask=used, other=0.0)
     found = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
     sums = tl.zeros([ROWS], dtype=tl.float32)
+    entry = bh.to(tl.int64) * each.groups + group
     start, stop = tl.load(each.key_start + entry), tl.load(each.key_stop + entry)
-    k_head = k.data + b.to(tl.int64) * k.batch + kh.to(tl.int64) * k.head
-    v_head = v.data + b.to(tl.int64) * v.batch + kh.to(tl.int64) * v.head
+    k_head, v_head = head_of(k, b, kh), head_of(v, b, kh)
     for begin in range(start, stop, KEYS):
         key_slots = begin + tl.arange(0, KEYS)
         keys, key_used = key_rows(call, each, b, bh, key_slots, key_slots < stop)
@@ -103,15 +109,13 @@ def round_queries(
             cell = cell + rows.to(tl.int64) * call.mask_strides[2]
             cell = cell[:, None] + keys.to(tl.int64)[None, :] * call.mask_strides[3]
             tl.atomic_add(grad_mask + cell, grad_scores, mask=meets)  # no other program adds to these rows
-    column = tl.arange(0, BLOCK)
-    where = used[:, None] & (column < DIM)[None, :]
-    at = (place * DIM)[:, None] + column[None, :]
-    tl.store(grad_q + at, tl.load(grad_q + at, mask=where, other=0.0) + found * scale, mask=where)
+    before = gather(grad_q, place * DIM, used, DIM, BLOCK)
+    scatter(grad_q, place * DIM, used, before + found * scale, DIM, BLOCK)
     if row_sums is not None:
         tl.store(row_sums + place, tl.load(row_sums + place, mask=used, other=0.0) + sums, mask=used)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_slot", "slots_here"])
 def round_keys(
     q,
     k,
@@ -160,14 +164,12 @@ def round_keys(
     key_slots = begin + tl.arange(0, KEYS)
     inside = key_slots < tl.load(tile_last + head * (2 * each.groups - 1) + atom)
     keys, key_used = key_rows(call, each, b, bh, key_slots, inside)
-    k_head = k.data + b.to(tl.int64) * k.batch + kh.to(tl.int64) * k.head
-    v_head = v.data + b.to(tl.int64) * v.batch + kh.to(tl.int64) * v.head
-    each_key = gather(k_head, keys.to(tl.int64) * k.row, key_used, DIM, BLOCK)
-    values = gather(v_head, keys.to(tl.int64) * v.row, key_used, VALUE_DIM, VALUE_BLOCK)
+    each_key = gather(head_of(k, b, kh), keys.to(tl.int64) * k.row, key_used, DIM, BLOCK)
+    values = gather(head_of(v, b, kh), keys.to(tl.int64) * v.row, key_used, VALUE_DIM, VALUE_BLOCK)
     found_k = tl.zeros([KEYS, BLOCK], dtype=tl.float32)
     found_v = tl.zeros([KEYS, VALUE_BLOCK], dtype=tl.float32)
     sums = tl.zeros([KEYS], dtype=tl.float32)
-    q_head = q.data + b.to(tl.int64) * q.batch + bh % call.heads * tl.cast(q.head, tl.int64)
+    q_head = head_of(q, b, bh % call.heads)
     split = tl.program_id(2)
     heads = bh + tl.zeros([ROWS], dtype=tl.int32)
     for g in range(lowest, highest):
@@ -199,17 +201,17 @@ def round_keys(
             found_k = tl.dot(tl.trans(grad_scores.to(queries.dtype)), queries, found_k, input_precision=PRECISION)
             if slot_mask is not None:
                 sums += tl.sum(grad_scores, 0)
-    column, value_column = tl.arange(0, BLOCK), tl.arange(0, VALUE_BLOCK)
-    where = inside[:, None] & (column < DIM)[None, :]
-    value_where = inside[:, None] & (value_column < VALUE_DIM)[None, :]
     if ATOMIC:
+        column, value_column = tl.arange(0, BLOCK), tl.arange(0, VALUE_BLOCK)
+        where = inside[:, None] & (column < DIM)[None, :]
+        value_where = inside[:, None] & (value_column < VALUE_DIM)[None, :]
         at = (b * call.key_heads + kh).to(tl.int64) * call.key_rows + keys
         tl.atomic_add(slot_k + (at * DIM)[:, None] + column[None, :], found_k * scale, mask=where)
         tl.atomic_add(slot_v + (at * VALUE_DIM)[:, None] + value_column[None, :], found_v, mask=value_where)
     else:
         at = (head * slots_here + key_slots - first_slot) * SPLIT + split
-        tl.store(slot_k + (at * DIM)[:, None] + column[None, :], found_k * scale, mask=where)
-        tl.store(slot_v + (at * VALUE_DIM)[:, None] + value_column[None, :], found_v, mask=value_where)
+        scatter(slot_k, at * DIM, inside, found_k * scale, DIM, BLOCK)
+        scatter(slot_v, at * VALUE_DIM, inside, found_v, VALUE_DIM, VALUE_BLOCK)
     if slot_mask is not None:
         at = (head * slots_here + key_slots - first_slot) * SPLIT + split
         tl.store(slot_mask + at, sums, mask=inside)
@@ -247,18 +249,15 @@ def self_queries(
     _, met, _, key = self_score(q, k, call, bh, rows, keys, lonely, scale, DIM, BLOCK)
     place = bh.to(tl.int64) * call.query_rows + rows
     kh = bh % call.heads // (call.heads // call.key_heads)
-    v_head = v.data + b.to(tl.int64) * v.batch + kh.to(tl.int64) * v.head
-    value = gather(v_head, keys.to(tl.int64) * v.row, met, VALUE_DIM, VALUE_BLOCK).to(tl.float32)
+    value = gather(head_of(v, b, kh), keys.to(tl.int64) * v.row, met, VALUE_DIM, VALUE_BLOCK).to(tl.float32)
     upstream = gather(grad, place * VALUE_DIM, met, VALUE_DIM, VALUE_BLOCK).to(tl.float32)
     factor = tl.where(met, 1.0, 0.0)
     if call.seed is not None:
         factor = factor * self_keep(call, bh, rows, keys)
     slope = tl.sum(upstream * value, 1) * factor + tl.load(shift + place, mask=met, other=0.0)
     slope = tl.where(met, slope, 0.0)
-    column = tl.arange(0, BLOCK)
-    where = met[:, None] & (column < DIM)[None, :]
-    cell = (place * DIM)[:, None] + column[None, :]
-    tl.store(grad_q + cell, tl.load(grad_q + cell, mask=where, other=0.0) + slope[:, None] * key * scale, mask=where)
+    before = gather(grad_q, place * DIM, met, DIM, BLOCK)
+    scatter(grad_q, place * DIM, met, before + slope[:, None] * key * scale, DIM, BLOCK)
     tl.store(grad_score + at, slope, mask=real)
     tl.store(kept + at, factor + tl.load(wild + place, mask=met, other=0.0), mask=real)
 
@@ -305,10 +304,7 @@ def self_key_rows(
             at = (head * call.query_rows + rows) * VALUE_DIM
             found_v += factor[:, None] * gather(grad, at, met, VALUE_DIM, VALUE_BLOCK).to(tl.float32)
     place = bkh.to(tl.int64) * call.key_rows + keys
-    column, value_column = tl.arange(0, BLOCK), tl.arange(0, VALUE_BLOCK)
-    where = real[:, None] & (column < DIM)[None, :]
-    cell = (place * DIM)[:, None] + column[None, :]
-    tl.store(grad_k + cell, tl.load(grad_k + cell, mask=where, other=0.0) + found_k * scale, mask=where)
-    where = real[:, None] & (value_column < VALUE_DIM)[None, :]
-    cell = (place * VALUE_DIM)[:, None] + value_column[None, :]
-    tl.store(grad_v + cell, tl.load(grad_v + cell, mask=where, other=0.0) + found_v, mask=where)
+    before = gather(grad_k, place * DIM, real, DIM, BLOCK)
+    scatter(grad_k, place * DIM, real, before + found_k * scale, DIM, BLOCK)
+    before = gather(grad_v, place * VALUE_DIM, real, VALUE_DIM, VALUE_BLOCK)
+    scatter(grad_v, place * VALUE_DIM, real, before + found_v, VALUE_DIM, VALUE_BLOCK)

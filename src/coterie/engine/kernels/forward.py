@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from coterie.engine.kernels.pairs import LN2, LOG2E, gather, keep, key_rows, query_rows, reach, settle
+from coterie.engine.kernels.pairs import LN2, LOG2E, gather, head_of, keep, key_rows, query_tile, reach, scatter, settle
 
 _NONE = tl.constexpr(float("-inf"))
 
@@ -44,21 +44,16 @@ def round_forward(
     group = tl.load(tiles.group + tile)
     if group < 0:
         return
-    entry = bh.to(tl.int64) * each.groups + group
-    row = tl.arange(0, ROWS)
-    slots = tl.load(tiles.slot + tile) + row // POOL
-    heads = bh + row % POOL
-    rows, used = query_rows(call, each, b, bh, slots, slots < tl.load(each.last + entry))
-    at = heads % call.heads * tl.cast(q.head, tl.int64) + rows.to(tl.int64) * q.row
-    queries = gather(q.data + b.to(tl.int64) * q.batch, at, used, DIM, BLOCK)
+    slots, heads, rows, used, queries, place = query_tile(
+        q, call, each, tiles, tile, group, bh, b, ROWS, POOL, DIM, BLOCK
+    )
     first, last = reach(call, each.low, each.high, b, heads, rows, used)
-    place = heads.to(tl.int64) * call.query_rows + rows
     best = tl.load(top + place, mask=used, other=_NONE)
     mass = tl.load(total + place, mask=used, other=0.0)
     found = gather(out, place * VALUE_DIM, used, VALUE_DIM, VALUE_BLOCK)
+    entry = bh.to(tl.int64) * each.groups + group
     start, stop = tl.load(each.key_start + entry), tl.load(each.key_stop + entry)
-    k_head = k.data + b.to(tl.int64) * k.batch + kh.to(tl.int64) * k.head
-    v_head = v.data + b.to(tl.int64) * v.batch + kh.to(tl.int64) * v.head
+    k_head, v_head = head_of(k, b, kh), head_of(v, b, kh)
     wild_head = wild + (b * call.key_heads + kh).to(tl.int64) * call.key_rows
     for begin in range(start, stop, KEYS):
         key_slots = begin + tl.arange(0, KEYS)
@@ -84,9 +79,7 @@ def round_forward(
         found = tl.dot(weights.to(values.dtype), values, found, input_precision=PRECISION)
     tl.store(top + place, best, mask=used)
     tl.store(total + place, mass, mask=used)
-    column = tl.arange(0, VALUE_BLOCK)
-    where = used[:, None] & (column < VALUE_DIM)[None, :]
-    tl.store(out + (place * VALUE_DIM)[:, None] + column[None, :], found, mask=where)
+    scatter(out, place * VALUE_DIM, used, found, VALUE_DIM, VALUE_BLOCK)
 
 
 @triton.jit
@@ -98,10 +91,8 @@ def self_score(q, k, call, bh, rows, keys, used, scale, DIM: tl.constexpr, BLOCK
         used = used & (tl.load(call.key_mask + b * call.num_keys + keys, mask=used, other=0) != 0)
     if call.query_mask is not None:
         used = used & (tl.load(call.query_mask + b * call.num_queries + rows, mask=used, other=0) != 0)
-    q_head = q.data + b.to(tl.int64) * q.batch + h.to(tl.int64) * q.head
-    k_head = k.data + b.to(tl.int64) * k.batch + kh.to(tl.int64) * k.head
-    query = gather(q_head, rows.to(tl.int64) * q.row, used, DIM, BLOCK).to(tl.float32)
-    key = gather(k_head, keys.to(tl.int64) * k.row, used, DIM, BLOCK).to(tl.float32)
+    query = gather(head_of(q, b, h), rows.to(tl.int64) * q.row, used, DIM, BLOCK).to(tl.float32)
+    key = gather(head_of(k, b, kh), keys.to(tl.int64) * k.row, used, DIM, BLOCK).to(tl.float32)
     score = tl.sum(query * key, 1) * (scale * LOG2E)
     if call.mask is not None:
         at = b.to(tl.int64) * call.mask_strides[0] + h.to(tl.int64) * call.mask_strides[1]
@@ -159,8 +150,7 @@ def finish(
         keys = tl.load(self_keys + b * call.num_queries + rows, mask=real, other=-1)
         score, met, _, _ = self_score(q, k, call, bh, rows, keys, lonely & (keys >= 0), scale, DIM, BLOCK)
         kh = bh % call.heads // (call.heads // call.key_heads)
-        v_head = v.data + b.to(tl.int64) * v.batch + kh.to(tl.int64) * v.head
-        values = gather(v_head, keys.to(tl.int64) * v.row, met, VALUE_DIM, VALUE_BLOCK).to(tl.float32)
+        values = gather(head_of(v, b, kh), keys.to(tl.int64) * v.row, met, VALUE_DIM, VALUE_BLOCK).to(tl.float32)
         poison = tl.load(wild + (b * call.key_heads + kh).to(tl.int64) * call.key_rows + keys, mask=met, other=0.0)
         factor = 1.0 + poison
         if call.seed is not None:
@@ -173,7 +163,5 @@ def finish(
     safe = tl.where(heard, mass, 1.0)
     lse = tl.where(heard, (best + tl.log2(safe)) * LN2, _NONE)
     tl.store(top + place, lse, mask=used)
-    column = tl.arange(0, VALUE_BLOCK)
-    where = used[:, None] & (column < VALUE_DIM)[None, :]
     mean = tl.where(heard[:, None], found / safe[:, None], 0.0)
-    tl.store(out + (place * VALUE_DIM)[:, None] + column[None, :], mean, mask=where)
+    scatter(out, place * VALUE_DIM, used, mean, VALUE_DIM, VALUE_BLOCK)

@@ -34,7 +34,12 @@ class Prepared(NamedTuple):
     others: Others
     widths: dict[str, int]
     width: int  # the wider of keys and values, padded
-    narrow: bool
+    narrow: bool  # numbers of 16 bits
+    heavy: bool  # each pair needs registers of its own, for a mask, dropout or how often it meets
+
+    def kind(self, each: Given) -> dict[str, bool]:
+        """What tiles of a round are chosen by, besides the width and its groups; counts are one for each pair, too."""
+        return {"narrow": self.narrow, "heavy": self.heavy or each.counts is not None}
 
     @staticmethod
     def of(given: Inputs) -> Prepared:
@@ -45,8 +50,15 @@ class Prepared(NamedTuple):
         dim, value_dim = given.q.shape[-1], given.v.shape[-1]
         block, value_block = padded(dim), padded(value_dim)
         widths = {"DIM": dim, "VALUE_DIM": value_dim, "BLOCK": block, "VALUE_BLOCK": value_block}
-        wide = given.q.dtype == torch.float32
-        return Prepared(call, [x for x in rounds if not is_empty(x)], met, widths, max(block, value_block), not wide)
+        return Prepared(
+            call=call,
+            rounds=[x for x in rounds if not is_empty(x)],
+            others=met,
+            widths=widths,
+            width=max(block, value_block),
+            narrow=given.q.dtype != torch.float32,
+            heavy=call.mask is not None or call.seed is not None or met is not None,
+        )
 
 
 def _call(given: Inputs) -> Call:
@@ -128,7 +140,7 @@ def forward(given: Inputs) -> tuple[Tensor, Tensor, Tensor]:
     heads = out.shape[0] * out.shape[1]
     for each in prepared.rounds:
         pool = pooled_heads(each, call, once=given.once)
-        size = query_tile(prepared.width, each.slots * pool, narrow=prepared.narrow)
+        size = query_tile(prepared.width, each.slots * pool, **prepared.kind(each))
         one = as_round(each)
         tiles = query_tiles(one, size.rows // pool, pool)
         launch(

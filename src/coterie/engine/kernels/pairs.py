@@ -31,6 +31,22 @@ def gather(data, at, used, DIM: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def scatter(data, at, used, values, DIM: tl.constexpr, BLOCK: tl.constexpr):
+    """Store rows where `gather` would read them."""
+    column = tl.arange(0, BLOCK)
+    where = used[:, None]
+    if DIM < BLOCK:
+        where = where & (column < DIM)[None, :]
+    tl.store(data + at[:, None] + column[None, :], values.to(data.dtype.element_ty), mask=where)
+
+
+@triton.jit
+def head_of(x, b, head):
+    """Where the rows of a head begin."""
+    return x.data + b.to(tl.int64) * x.batch + head.to(tl.int64) * x.head
+
+
+@triton.jit
 def query_rows(call, each, b, bh, slots, inside):
     """The query rows of slots, and which of them are real ones."""
     rows = tl.load(each.query_order + bh.to(tl.int64) * each.query_slots + slots, mask=inside, other=0)
@@ -39,6 +55,22 @@ def query_rows(call, each, b, bh, slots, inside):
         seen = tl.load(call.query_mask + b * call.num_queries + rows, mask=real, other=1)
         inside = inside & (seen != 0)
     return rows, inside
+
+
+@triton.jit
+def query_tile(
+    q, call, each, tiles, tile, group, bh, b,
+    ROWS: tl.constexpr, POOL: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A tile of query rows: (slots, heads, rows, which are real, their numbers, their places among all rows)."""
+    row = tl.arange(0, ROWS)
+    slots = tl.load(tiles.slot + tile) + row // POOL
+    heads = bh + row % POOL
+    stop = tl.load(each.last + bh.to(tl.int64) * each.groups + group)
+    rows, used = query_rows(call, each, b, bh, slots, slots < stop)
+    at = heads % call.heads * tl.cast(q.head, tl.int64) + rows.to(tl.int64) * q.row
+    queries = gather(q.data + b.to(tl.int64) * q.batch, at, used, DIM, BLOCK)
+    return slots, heads, rows, used, queries, heads.to(tl.int64) * call.query_rows + rows
 
 
 @triton.jit

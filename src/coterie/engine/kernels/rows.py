@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from coterie.engine.kernels.pairs import gather
+from coterie.engine.kernels.pairs import gather, head_of, scatter
 
 
 @triton.jit
@@ -64,9 +64,7 @@ def sum_lists(
         total = total / tl.maximum(end - begin, 1).to(tl.float32)[:, None]
     else:
         total += gather(target, at, used, DIM, BLOCK)
-    column = tl.arange(0, BLOCK)
-    where = used[:, None] & (column < DIM)[None, :]
-    tl.store(target + at[:, None] + column[None, :], total.to(target.dtype.element_ty), mask=where)
+    scatter(target, at, used, total, DIM, BLOCK)
 
 
 @triton.jit
@@ -112,9 +110,7 @@ def spread_means(
             inside = among & (begins <= slot) & (slot < ends)
             share = gather(grad, (head * target_rows + rows + segment) * DIM, inside, DIM, BLOCK)
             total += share / tl.maximum(ends - begins, 1).to(tl.float32)[:, None]
-    column = tl.arange(0, BLOCK)
-    where = used[:, None] & (column < DIM)[None, :]
-    tl.store(target + at[:, None] + column[None, :], total, mask=where)
+    scatter(target, at, used, total, DIM, BLOCK)
 
 
 @triton.jit
@@ -132,15 +128,10 @@ def clean_rows(
     head = tl.program_id(1).to(tl.int64)
     t = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     used = t < rows
-    here = x.data + head // heads * x.batch + head % heads * x.head
-    values = gather(here, t.to(tl.int64) * x.row, used, DIM, BLOCK).to(tl.float32)
+    values = gather(head_of(x, head // heads, head % heads), t.to(tl.int64) * x.row, used, DIM, BLOCK).to(tl.float32)
     fine = tl.abs(values) < float("inf")
     tl.store(wild + head * rows + t, tl.where(tl.min(fine.to(tl.int32), 1) == 1, 0.0, float("nan")), mask=used)
-    column = tl.arange(0, BLOCK)
-    where = used[:, None] & (column < DIM)[None, :]
-    at = (head * rows + t) * DIM
-    values = tl.where(fine, values, 0.0)
-    tl.store(target + at[:, None] + column[None, :], values.to(target.dtype.element_ty), mask=where)
+    scatter(target, (head * rows + t) * DIM, used, tl.where(fine, values, 0.0), DIM, BLOCK)
 
 
 @triton.jit
@@ -165,7 +156,4 @@ def weigh_gradient(
     tl.store(shift + t, tl.load(grad_lse + t, mask=used, other=0.0) - tl.sum(upstream * answer, 1), mask=used)
     fine = tl.abs(upstream) < float("inf")
     tl.store(wild + t, tl.where(tl.min(fine.to(tl.int32), 1) == 1, 0.0, float("nan")), mask=used)
-    column = tl.arange(0, BLOCK)
-    where = used[:, None] & (column < DIM)[None, :]
-    upstream = tl.where(fine, upstream, 0.0)
-    tl.store(target + at[:, None] + column[None, :], upstream.to(target.dtype.element_ty), mask=where)
+    scatter(target, at, used, tl.where(fine, upstream, 0.0), DIM, BLOCK)

@@ -32,29 +32,37 @@ def rows_for(size: int) -> int:
     return 16 if size <= 16 else 32 if size <= 40 else 64
 
 
-def query_tile(width: int, size: int, *, narrow: bool) -> Size:
-    """For forward. `width`: the wider of keys and values, padded; `narrow`: numbers of 16 bits."""
-    rows = rows_for(size)
+def query_tile(width: int, size: int, *, narrow: bool, heavy: bool) -> Size:
+    """For forward. `width`: the wider of keys and values, padded; `narrow`: numbers of 16 bits.
+
+    `heavy`: each pair needs registers of its own, for a mask, dropout, a count or how often it meets.
+
+    >>> query_tile(64, 200, narrow=True, heavy=False), query_tile(64, 200, narrow=True, heavy=True)
+    (Size(rows=64, keys=32, warps=4, stages=2), Size(rows=32, keys=32, warps=4, stages=2))
+    """
+    rows = min(rows_for(size), 32) if heavy or not narrow or width > 64 else rows_for(size)
     if not narrow:
-        return Size(min(rows, 32), 32 if width <= 64 else 16, 4, 2)
+        return Size(rows, 32 if width <= 64 else 16, 4, 2)
     if width <= 64:
-        return Size(rows, 64 if rows < 64 else 32, 4, 2)
-    return Size(min(rows, 32), 32, 4, 2) if width <= 128 else Size(min(rows, 32), 32, 8, 1)
+        return Size(rows, 32 if heavy or rows == 64 else 64, 4, 2)
+    return Size(rows, 32, 4, 2) if width <= 128 else Size(rows, 32, 8, 1)
 
 
-def gradient_tile(width: int, size: int, *, narrow: bool) -> Size:
+def gradient_tile(width: int, size: int, *, narrow: bool, heavy: bool) -> Size:
     """For the gradient of queries."""
-    rows = rows_for(size)
+    rows = min(rows_for(size), 32) if heavy or not narrow or width > 64 else rows_for(size)
     if not narrow:
-        return Size(min(rows, 32), 32 if width <= 64 else 16, 4, 1)
+        return Size(rows, 32 if width <= 64 else 16, 4, 1)
     if width <= 64:
         return Size(rows, 32, 4, 2)
-    return Size(min(rows, 32), 32, 4, 1) if width <= 128 else Size(min(rows, 32), 16, 8, 1)
+    return Size(16 if heavy else rows, 32, 4, 1) if width <= 128 else Size(rows, 16, 8, 1)
 
 
-def key_tile(width: int, size: int, *, narrow: bool) -> Size:
+def key_tile(width: int, size: int, *, narrow: bool, heavy: bool) -> Size:
     """For the gradients of keys and values, whose sums stay in registers."""
     rows = min(rows_for(size), 32)
     if not narrow:
         return Size(16 if width > 64 else rows, 32 if width <= 64 else 16, 4, 1)
-    return Size(rows, 32, 4, 1) if width <= 128 else Size(16, 32, 8, 1)
+    if width <= 128:
+        return Size(16 if heavy and width > 64 else rows, 32, 4, 1)
+    return Size(16, 32, 8, 1)

@@ -58,7 +58,7 @@ class Level(NamedTuple):
         edges = torch.arange(self.blocks + 1, device=tokens.device) * keys
         sinks = chunks.num_keys.clamp(max=options.sinks)[:, None]
         edges = torch.minimum(edges, chunks.num_keys[:, None]).maximum(sinks).to(torch.int32)
-        parts = Parts(chunks.keys, edges[:, :-1], edges[:, 1:])
+        parts = Parts(chunks.keys, edges[:, :-1], edges[:, 1:], most=keys)
         counts = self.in_block.of(parts.sizes)
         labels, _ = tokens.steps.kmeans(
             tokens.raw_k, parts, room, options.iterations, counts=counts, sample=SAMPLE, **draws(tokens, options.seed)

@@ -1,0 +1,114 @@
+"""Kinds of calls that decide which code a Triton kernel has in it: what `python -m benchmarks.gpu` compiles.
+
+Each is compiled for groups of 16, 32 and 64 queries, since that is how tiles are chosen: `auto` may take any of these
+for any call, as its length and its mechanism will have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+
+import coterie
+from benchmarks.measure import peaked_tensors
+from coterie import Mechanism
+from coterie.call import Call
+from coterie.engine.flat import Inputs
+from coterie.planning.lloyd import Listed, kmeans
+
+GROUPS = (16, 32, 64)  # queries of a group
+_LENGTH = 256  # of the calls that are compiled: shapes choose the tiles, and groups are as large as in long ones
+
+
+class Variant(NamedTuple):
+    """A kind of call; `mechanism` makes one with groups of about so many queries."""
+
+    mechanism: Callable[[int], Mechanism]
+    causal: bool = False
+    heads: int = 2
+    key_heads: int = 2
+    queries: int = _LENGTH
+    mask: tuple[int, ...] | None = None  # the shape of a float mask, which is differentiated
+    padded: bool = False
+    dropout: float = 0.0
+
+
+def _smyrf(size: int) -> Mechanism:
+    return coterie.Smyrf(rounds=1, cluster_size=size)
+
+
+def _near_far(size: int) -> Mechanism:
+    return coterie.NearFar(near=32, query_clusters=_LENGTH // size)
+
+
+def _causal_near_far(size: int) -> Mechanism:
+    return coterie.NearFar(near=32, chunk=64, query_clusters=64 // size)
+
+
+def _full(size: int) -> Mechanism:
+    return coterie.Full()
+
+
+VARIANTS: dict[str, Variant] = {
+    "smyrf": Variant(_smyrf),
+    "smyrf, causal": Variant(_smyrf, causal=True),
+    "smyrf, once": Variant(lambda size: coterie.Smyrf(rounds=2, cluster_size=size, duplicates="once")),
+    "smyrf, padding and dropout": Variant(_smyrf, padded=True, dropout=0.1),
+    "near-far": Variant(_near_far),
+    "near-far, causal": Variant(_causal_near_far, causal=True),
+    "near-far, causal, padding and dropout": Variant(_causal_near_far, causal=True, padded=True, dropout=0.1),
+    "improved-clustered": Variant(lambda size: coterie.ImprovedClustered(clusters=_LENGTH // size, topk=32)),
+    "local, causal": Variant(lambda size: coterie.Local(window=64), causal=True),
+    "local, causal, four heads on one": Variant(
+        lambda size: coterie.Local(window=64), causal=True, heads=4, key_heads=1, queries=16
+    ),
+    "full, a mask of pairs": Variant(_full, mask=(1, 1, _LENGTH, _LENGTH)),
+    "full, a bias of keys": Variant(_full, mask=(1, 1, 1, _LENGTH)),
+}
+
+
+KMEANS = "k-means"
+CALLS = (*VARIANTS, KMEANS)
+
+
+def launch(call: str, size: int, dim: int, dtype: torch.dtype) -> None:
+    """Launch everything that a call would launch, with groups of `size` queries."""
+    if call == KMEANS:
+        _cluster(size, dim)
+    else:
+        _attend(VARIANTS[call], size, dim, dtype)
+
+
+def _cluster(size: int, dim: int) -> None:
+    """k-means in parts of a sequence, and in all of it, with so many clusters; always in float32."""
+    rows, _, _ = peaked_tensors(_LENGTH, 2, dim)
+    order = torch.arange(_LENGTH, dtype=torch.int32).expand(1, 2, -1)
+    for parts in (1, 4):
+        edges = torch.arange(parts + 1, dtype=torch.int32)[None] * (_LENGTH // parts)
+        listed = Listed(rows, order, edges[:, :-1], edges[:, 1:])
+        centroids = torch.zeros(1, 2, parts, size, dim, dtype=torch.float64)
+        kmeans(listed, listed, centroids, torch.full((1, parts), size), 1)
+
+
+def _attend(variant: Variant, size: int, dim: int, dtype: torch.dtype) -> None:
+    """Forward and backward."""
+    from coterie.engine.kernels import gradients, launches
+
+    q, k, _ = peaked_tensors(_LENGTH, variant.heads, dim)
+    q, k = q[:, :, : variant.queries], k[:, : variant.key_heads]
+    plan = variant.mechanism(size).plan(q, k, is_causal=variant.causal, backend="native")
+    settings: dict[str, Any] = {"is_causal": variant.causal, "dropout_p": variant.dropout}
+    if variant.mask is not None:
+        settings["attn_mask"] = torch.zeros(variant.mask, dtype=dtype)
+    if variant.padded:
+        settings["key_mask"] = torch.ones(1, _LENGTH, dtype=torch.bool)
+    q, k = q.to(dtype), k.to(dtype)
+    call = Call.of(q, k, k.clone(), backend="native", **settings)
+    if variant.dropout:
+        call = replace(call, seed=torch.tensor(5 * 2**33 + 7))
+    given = Inputs.of(call, plan)
+    out, lse, alone = launches.forward(given)
+    gradients.backward(given, out, lse, out, lse, alone, variant.mask is not None)
