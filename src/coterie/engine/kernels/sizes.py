@@ -32,6 +32,12 @@ def rows_for(size: int) -> int:
     return 16 if size <= 16 else 32 if size <= 40 else 64
 
 
+def _rows(width: int, size: int, narrow: bool, heavy: bool) -> int:
+    """As many as the group has, and as registers allow."""
+    wide = width > 64
+    return min(rows_for(size), 16 if heavy and wide else 32 if heavy or wide or not narrow else 64)
+
+
 def query_tile(width: int, size: int, *, narrow: bool, heavy: bool) -> Size:
     """For forward. `width`: the wider of keys and values, padded; `narrow`: numbers of 16 bits.
 
@@ -40,7 +46,7 @@ def query_tile(width: int, size: int, *, narrow: bool, heavy: bool) -> Size:
     >>> query_tile(64, 200, narrow=True, heavy=False), query_tile(64, 200, narrow=True, heavy=True)
     (Size(rows=64, keys=32, warps=4, stages=2), Size(rows=32, keys=32, warps=4, stages=2))
     """
-    rows = min(rows_for(size), 32) if heavy or not narrow or width > 64 else rows_for(size)
+    rows = _rows(width, size, narrow, heavy)
     if not narrow:
         return Size(rows, 32 if width <= 64 else 16, 4, 2)
     if width <= 64:
@@ -50,19 +56,17 @@ def query_tile(width: int, size: int, *, narrow: bool, heavy: bool) -> Size:
 
 def gradient_tile(width: int, size: int, *, narrow: bool, heavy: bool) -> Size:
     """For the gradient of queries."""
-    rows = min(rows_for(size), 32) if heavy or not narrow or width > 64 else rows_for(size)
+    rows = _rows(width, size, narrow, heavy)
     if not narrow:
         return Size(rows, 32 if width <= 64 else 16, 4, 1)
     if width <= 64:
         return Size(rows, 32, 4, 2)
-    return Size(16 if heavy else rows, 32, 4, 1) if width <= 128 else Size(rows, 16, 8, 1)
+    return Size(rows, 32, 4, 1) if width <= 128 else Size(rows, 16, 8, 1)
 
 
 def key_tile(width: int, size: int, *, narrow: bool, heavy: bool) -> Size:
     """For the gradients of keys and values, whose sums stay in registers."""
-    rows = min(rows_for(size), 32)
+    rows = min(_rows(width, size, narrow, heavy), 32)
     if not narrow:
-        return Size(16 if width > 64 else rows, 32 if width <= 64 else 16, 4, 1)
-    if width <= 128:
-        return Size(16 if heavy and width > 64 else rows, 32, 4, 1)
-    return Size(16, 32, 8, 1)
+        return Size(min(rows, 16) if width > 64 else rows, 32 if width <= 64 else 16, 4, 1)
+    return Size(rows, 32, 4, 1) if width <= 128 else Size(16, 32, 8, 1)

@@ -114,9 +114,7 @@ def member_sums(
 
 
 @triton.jit
-def label_rows(
-    x, x_row, order, slots, used, centroids, inside, half_norms, there, DIM: tl.constexpr, BLOCK: tl.constexpr
-):
+def label_rows(x, x_row, order, slots, used, centroids, inside, half, there, DIM: tl.constexpr, BLOCK: tl.constexpr):
     """The rows in some slots, and the nearest centroid of each; centroids are read where they lie."""
     values = listed_rows(x, x_row, order, slots, used, DIM, BLOCK)
     centroid = tl.load(centroids, mask=inside, other=0.0)
