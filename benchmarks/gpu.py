@@ -72,7 +72,8 @@ class Task(NamedTuple):
         """Every kernel, once."""
         from benchmarks.ahead import GPUS, compiling
 
-        gpu, found = GPUS[self.gpu], []
+        gpu = GPUS[self.gpu]
+        found: list[Line] = []
         with compiling(gpu, small=self.small) as kernels:
             for group in self.groups:
                 launch(self.call, group, self.dim, DTYPES[self.dtype])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from typing import Any
 
 import pytest
 import torch
@@ -186,7 +187,7 @@ def test_several_tiles_with_everything_at_once(kind):
         causal=kind == "causal",
         duplicates="once" if kind == "once" else "count",
     )
-    settings = {"key_mask": padding(1, keys, [35], "left"), "query_mask": padding(1, rows, [44])}
+    settings: dict[str, Any] = {"key_mask": padding(1, keys, [35], "left"), "query_mask": padding(1, rows, [44])}
     if kind == "dropout":
         settings["dropout_p"] = 0.3
     if "a mask" in kind:
