@@ -109,7 +109,7 @@ public:
           centroids_(centroids),
           dim_(centroids.dim),
           stride_(padded(centroids.count)),
-          bytes_(has_vnni() && stride_ / kLanes * passes >= kWorthIt),
+          bytes_(has_vnni() && dim_ <= kWidest && stride_ / kLanes * passes >= kWorthIt),
           scores_((bytes_ ? kByteRows : kRowBlock) * stride_),
           half_(stride_),
           exact_half_(centroids.count),
@@ -139,6 +139,7 @@ public:
     }
 
 private:
+    static constexpr int64_t kWidest = 1 << 15;  // sums of products of bytes fit into 32 bits
     static constexpr int64_t kWorthIt = 4;  // panels of centroids that each point meets, from which on bytes pay
 
     void assign_by_floats(const int64_t* chosen, int64_t n, std::vector<int64_t>& labels) {
