@@ -1,7 +1,9 @@
 """Kernels compiled ahead of time, without a GPU: what each needs, and which instructions it uses.
 
 The backend itself is run on tensors in the memory of the host, but where it would launch a kernel, the kernel is
-compiled instead. So these are the variants that a call on a GPU would take.
+compiled instead. So these are the variants that a call on a GPU would take. One thing is made more general: lengths
+and counts may be any number here. On a GPU, Triton compiles once more for those that 16 divides or that are 1, and has
+less to compute then.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +19,10 @@ from typing import Any, NamedTuple
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.runtime import jit
 from triton.runtime.jit import JITFunction
+
+from coterie.engine.kernels.arguments import Rows
 
 
 class Gpu(NamedTuple):
@@ -45,12 +50,13 @@ GPUS = {
 }
 
 
-_MULTIPLY = {"round_forward", "round_queries", "round_keys", "nearest", "cluster_parts"}
+_LARGE = {"round_forward", "round_queries", "round_keys", "nearest", "cluster_parts", "largest"}
 
 
 class Compiled(NamedTuple):
     """One kernel for one GPU."""
 
+    key: str  # of what is compiled: code, constants, types, target
     kernel: str
     constants: dict[str, Any]
     features: tuple[str, ...]
@@ -91,14 +97,14 @@ class _Driver:
 def compiling(gpu: Gpu, *, small: bool = True) -> Iterator[list[Compiled]]:
     """Kernels that are launched inside are compiled for this GPU, once each, and do not run.
 
-    Without the `small` ones, which move and add rows, those that multiply are left.
+    Without the `small` ones, which move and add rows, those that multiply or pick are left.
     """
     found: list[Compiled] = []
     seen: set[str] = set()
-    run = JITFunction.run
+    run, specialize = JITFunction.run, jit.native_specialize_impl
 
     def compile_only(self: JITFunction, *args: Any, grid: Any, warmup: bool, **settings: Any) -> Any:
-        if not (small or self.fn.__name__ in _MULTIPLY):
+        if not (small or self.fn.__name__ in _LARGE):
             return None
         if gpu.target.backend == "hip":
             settings.pop("maxnreg", None)  # an option of NVIDIA's assembler
@@ -109,18 +115,31 @@ def compiling(gpu: Gpu, *, small: bool = True) -> Iterator[list[Compiled]]:
         return kernel
 
     triton.runtime.driver.set_active(_Driver(gpu.target))
-    JITFunction.run = compile_only
+    JITFunction.run, jit.native_specialize_impl = compile_only, _of_any_number(specialize)
     try:
         yield found
     finally:
-        JITFunction.run = run
+        JITFunction.run, jit.native_specialize_impl = run, specialize
         triton.runtime.driver.set_active(None)
+
+
+def _of_any_number(specialize: Callable[..., Any]) -> Callable[..., Any]:
+    """Types and constants of an argument; a number in a tuple is no constant, unless it is a stride of rows."""
+
+    def kind(backend: Any, each: Any, is_const: bool, numbers: bool, align: bool) -> Any:
+        if not isinstance(each, tuple) or isinstance(each, Rows) or not each:
+            return specialize(backend, each, is_const, numbers, align)
+        parts = zip(*(kind(backend, x, is_const, False, align) for x in each), strict=True)
+        return tuple(type(each)(*x) if hasattr(each, "_fields") else x for x in parts)
+
+    return kind
 
 
 def _look_at(kernel: Any, args: tuple[Any, ...], settings: dict[str, Any]) -> Compiled:
     registers, spilled = _amd_resources(kernel.asm["amdgcn"]) if "amdgcn" in kernel.asm else _resources(kernel.asm)
     listing = kernel.asm.get("ptx") or kernel.asm["amdgcn"]
     return Compiled(
+        key=kernel.hash,
         kernel=kernel.metadata.name,
         constants={name: value for name, value in settings.items() if name.isupper()},
         features=tuple(_features(args)),

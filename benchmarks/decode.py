@@ -2,10 +2,12 @@
 
     python -m benchmarks.decode                    # a Llama of 4 layers, 8 heads of 64, random weights
     python -m benchmarks.decode --model smollm     # SmolLM2-135M on Python's documentation, and its loss
+    python -m benchmarks.decode --model layer      # the attention of one layer alone, up to 131,072 tokens
 
 dynamic      transformers' DynamicCache with SDPA
 static       transformers' StaticCache with SDPA
-ours         coterie.hf.Cache with SDPA
+ours + sdpa  coterie.hf.Cache with SDPA
+ours         coterie.hf.Cache and coterie.hf.use(model, "dense")
 near-far     coterie.hf.Cache and decode="near-far"
 
 The caches take turns, token by token; each figure is a median. The keys of the random Llama are filled in, not
@@ -19,7 +21,9 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -27,12 +31,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
 
+import coterie
 import coterie.hf
 from benchmarks import texts
 from benchmarks.measure import peak_bytes
 from benchmarks.models import SmolLM
+from coterie.hf.questions import Question
+from coterie.mechanisms.near_far.decoding import Step
 
 _ROOM = 256  # tokens that are decoded at most
+_LENGTHS = {"llama": "2048,8192,32768", "smollm": "8192", "layer": "8192,16384,32768,65536,131072"}
 
 
 class Contender(NamedTuple):
@@ -48,7 +56,8 @@ def contenders(near: str) -> list[Contender]:
     return [
         Contender("dynamic", lambda model, _: DynamicCache(config=model.config), None),
         Contender("static", lambda model, length: StaticCache(config=model.config, max_cache_len=length + _ROOM), None),
-        Contender("ours", lambda model, _: coterie.hf.Cache(model), None),
+        Contender("ours + sdpa", lambda model, _: coterie.hf.Cache(model), None),
+        Contender("ours", lambda model, _: coterie.hf.Cache(model), "dense"),
         Contender(near, lambda model, _: coterie.hf.Cache(model), near),
     ]
 
@@ -95,7 +104,7 @@ def _switch(model: Any, decode: str | None) -> None:
     ours = model.config._attn_implementation == "coterie"
     if decode is None and ours:
         coterie.hf.undo(model)
-    elif decode is not None and not ours:
+    elif decode is not None:
         coterie.hf.use(model, "dense", decode=decode)
 
 
@@ -161,7 +170,7 @@ def smollm(lengths: list[int], near: str, tokens: int, following: int) -> None:
         filled = [(layer.keys, layer.values) for layer in start.layers]
         del start
         losses = {}
-        for name, decode in (("ours", None), (near, near)) if following else ():
+        for name, decode in (("ours", "dense"), (near, near)) if following else ():
             cache = coterie.hf.Cache(model.model)
             for layer, (keys, values) in enumerate(filled):
                 cache.update(keys, values, layer)
@@ -170,12 +179,51 @@ def smollm(lengths: list[int], near: str, tokens: int, following: int) -> None:
         if losses and not tokens:
             print(*(f"{name}: {loss:.4f}" for name, loss in losses.items()), sep=", ")
             continue
+        floor = _floor(model.model, ids[:, :1], tokens)
+        print(f"| 0 | no context | {1e3 * floor:.1f} | {1 / floor:.1f} | | – | – |", flush=True)
         first = None
         for name, seconds, _ in measure(model.model, contenders(near), filled, ids[:, length : length + 1], tokens):
             first, loss = first or seconds, losses.get(name)
             told = "| – | – |" if loss is None else f"| {loss:.4f} | {100 * (loss / losses['ours'] - 1):+.2f} % |"
             speed = f"{1e3 * seconds:.1f} | {1 / seconds:.1f} | {first / seconds:.2f}"
             print(f"| {length:,} | {name} | {speed} {told}", flush=True)
+
+
+def _floor(model: Any, ids: Tensor, tokens: int) -> float:
+    """Median seconds of a token that has no context, or hardly any: what attention could not save."""
+    turn = Turn(Contender("", lambda model, _: coterie.hf.Cache(model), "dense"), model, coterie.hf.Cache(model), 0)
+    return statistics.median([turn.token(ids) for _ in range(tokens)])
+
+
+def layer(lengths: list[int], near: str, tokens: int, heads: int = 9, key_heads: int = 3) -> None:
+    """Print what the attention of one layer takes for one new token: of SmolLM2's shape, with keys as in `prompt`."""
+    mechanism = coterie.as_mechanism(near)
+    assert isinstance(mechanism, coterie.NearFar)
+    means = replace(mechanism, near=0)  # what is left is the chunks that are met exactly, and all means
+    config = LlamaConfig(num_hidden_layers=1, num_key_value_heads=key_heads)
+    print("| context | sdpa, ms | all keys, ms | near–far, ms | without near keys, ms | near–far / all keys |")
+    print("|---:|---:|---:|---:|---:|---:|")
+    for length in lengths:
+        keys, values = prompt(SimpleNamespace(config=config), 1, length)[0]
+        q = torch.randn(1, heads, 1, 64)
+        step = Step(torch.arange(length, dtype=torch.int32)[None], torch.tensor([[length - 1]], dtype=torch.int32))
+        question = Question(None, q, keys, values, step, 1 / 8, 0)
+        calls: dict[str, Callable[[], object]] = {
+            "sdpa": partial(F.scaled_dot_product_attention, q, keys, values, enable_gqa=True),
+            "all keys": question.attend,
+            "near-far": partial(question.near_far, question.clusters(mechanism)),
+            "means": partial(question.near_far, question.clusters(means)),
+        }
+        taken: dict[str, list[float]] = {name: [] for name in calls}
+        for turn in range(tokens + 2):
+            for name, run in calls.items():
+                start = time.perf_counter()
+                run()
+                if turn > 1:
+                    taken[name].append(time.perf_counter() - start)
+        ms = {name: 1e3 * statistics.median(each) for name, each in taken.items()}
+        told = " | ".join(f"{each:.2f}" for each in ms.values())
+        print(f"| {length:,} | {told} | {ms['near-far'] / ms['all keys']:.2f} |", flush=True)
 
 
 def _loss(model: SmolLM, cache: Any, ids: Tensor) -> float:
@@ -191,8 +239,8 @@ def _loss(model: SmolLM, cache: Any, ids: Tensor) -> float:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", choices=["llama", "smollm"], default="llama")
-    parser.add_argument("--lengths", default="", help="of the context; 2048,8192,32768, or 8192 for SmolLM2")
+    parser.add_argument("--model", choices=["llama", "smollm", "layer"], default="llama")
+    parser.add_argument("--lengths", default="", help=f"of the context; {_LENGTHS}")
     parser.add_argument("--batches", default="1,4", help="of the random Llama")
     parser.add_argument("--decode", default="near-far", help="a mechanism")
     parser.add_argument(
@@ -200,11 +248,12 @@ def main() -> None:
     )
     parser.add_argument("--following", type=int, default=512, help="tokens whose loss is compared, of SmolLM2; 0: none")
     options = parser.parse_args()
-    lengths = options.lengths or ("2048,8192,32768" if options.model == "llama" else "8192")
-    sizes = [int(each) for each in lengths.split(",")]
+    sizes = [int(each) for each in (options.lengths or _LENGTHS[options.model]).split(",")]
     with torch.no_grad():
         if options.model == "llama":
             random_llama(sizes, [int(each) for each in options.batches.split(",")], options.decode, options.tokens)
+        elif options.model == "layer":
+            layer(sizes, options.decode, options.tokens)
         else:
             smollm(sizes, options.decode, options.tokens, options.following)
 

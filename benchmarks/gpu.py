@@ -4,6 +4,8 @@
     python -m benchmarks.gpu --ahead          # without running anything: registers, spills, shared memory, instructions
     python -m benchmarks.gpu --ahead --write docs/gpu.md
     python -m benchmarks.gpu --ahead --gpus B200 MI300X
+    python -m benchmarks.gpu --ahead --dtypes float16 --json half.json     # the long table in parts …
+    python -m benchmarks.gpu --ahead --read half.json … --write docs/gpu.md  # … and together
 
 Compiled ahead of time, each kernel is told by what it needs: registers, bytes that did not fit into them (spilled),
 shared memory, how many blocks of it fit into a multiprocessor, and how many instructions of tensor cores its listing
@@ -28,12 +30,13 @@ from torch import Tensor
 
 import coterie
 from benchmarks.measure import peaked_tensors
-from benchmarks.variants import CALLS, GROUPS, launch
+from benchmarks.variants import CALLS, GROUPS, PLANNING, launch
 from coterie.plan import Plan
 
 DIMS = (32, 64, 96, 128)
 GPUS = ("A100", "H100")  # what is promised; B200 and MI300X can be asked for
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+# "tf32" is float32 where `torch.set_float32_matmul_precision("high")` allows less exact products.
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "tf32": torch.float32}
 LENGTHS = (1024, 4096, 16_384, 65_536)
 
 
@@ -56,6 +59,17 @@ class Line(NamedTuple):
     shared: int
     blocks: int
     tensor: int
+    key: str  # the same for one and the same kernel, whatever calls take it
+
+    @property
+    def broken(self) -> bool:
+        """Whether it breaks what is promised."""
+        return self.spilled > 0 or self.blocks < 2 or (self.tensor == 0 and self.uses_tensor_cores)
+
+    @property
+    def uses_tensor_cores(self) -> bool:
+        """Whether it should: numbers of 16 bits, or those that may be rounded, in kernels of attention."""
+        return self.dtype != "float32" and self.call not in PLANNING
 
 
 class Task(NamedTuple):
@@ -73,6 +87,7 @@ class Task(NamedTuple):
         from benchmarks.ahead import GPUS, compiling
 
         gpu = GPUS[self.gpu]
+        torch.set_float32_matmul_precision("high" if self.dtype == "tf32" else "highest")
         found: list[Line] = []
         with compiling(gpu, small=self.small) as kernels:
             for group in self.groups:
@@ -80,7 +95,7 @@ class Task(NamedTuple):
                 for each in kernels[len(found) :]:
                     tile = " × ".join(str(each.constants[x]) for x in ("ROWS", "KEYS") if x in each.constants)
                     needs = (each.warps, each.registers, each.spilled, each.shared, each.blocks(gpu), each.tensor)
-                    found.append(Line(*self[:4], group, each.kernel, tile, *needs))
+                    found.append(Line(*self[:4], group, each.kernel, tile, *needs, key=each.key))
         return found
 
 
@@ -103,15 +118,16 @@ def markdown(head: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> str:
 def table(lines: Iterable[Line]) -> str:
     """Every kernel, as Markdown."""
     head = ("GPU", "dtype", "dim", "call", "group", "kernel", "tile", "warps", "registers", "spilled", "shared KB")
-    rows = ((*line[:10], f"{line.shared / 1024:.0f}", *line[11:]) for line in lines)
+    rows = ((*line[:10], f"{line.shared / 1024:.0f}", line.blocks, line.tensor) for line in lines)
     return markdown((*head, "blocks", "tensor cores"), rows)
 
 
 def summary(lines: Iterable[Line]) -> str:
-    """The least and the most of all kernels for each GPU, dtype and head dim, as Markdown."""
-    found: dict[tuple[str, str, int], list[Line]] = {}
+    """The least and the most of all different kernels for each GPU, dtype and head dim, as Markdown."""
+    kernels: dict[tuple[str, str, int], dict[str, Line]] = {}
     for line in lines:
-        found.setdefault((line.gpu, line.dtype, line.dim), []).append(line)
+        kernels.setdefault((line.gpu, line.dtype, line.dim), {})[line.key] = line
+    found = {kind: each.values() for kind, each in kernels.items()}
 
     def span(values: Iterable[int]) -> str:
         values = sorted(values)
@@ -218,6 +234,18 @@ def write(path: Path, text: str) -> None:
     path.write_text(f"{before}{_BEGIN}\n\n{text}\n\n{_END}{after}", encoding="utf-8")
 
 
+def compiled(options: argparse.Namespace) -> list[Line]:
+    """The lines of what was asked for. What Triton has compiled before is in its cache, so this can be stopped."""
+    kinds = itertools.product(options.gpus, options.dtypes, options.dims, options.calls)
+    lines: list[Line] = []
+    for line in ahead([Task(*kind, tuple(options.groups), options.small) for kind in kinds], options.jobs):
+        print("BROKEN" if line.broken else "", *line[:-1], sep="  ", file=sys.stderr, flush=True)
+        lines.append(line)
+        if options.json:
+            options.json.write_text(json.dumps([each._asdict() for each in lines], indent=1))
+    return lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ahead", action="store_true", help="compile ahead of time, also where there is a GPU")
@@ -229,24 +257,24 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="also the kernels that only move and add rows")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes that compile at a time")
     parser.add_argument("--json", type=Path, help="write the lines of the table here, and no estimate")
+    parser.add_argument("--read", type=Path, nargs="+", help="take lines that were written before, and compile nothing")
     parser.add_argument("--write", type=Path, help="put the summary into this page")
     options = parser.parse_args()
     if torch.cuda.is_available() and not options.ahead:
         print(timed())
         return
-    kinds = itertools.product(options.gpus, options.dtypes, options.dims, options.calls)
-    tasks = [Task(*kind, tuple(options.groups), options.small) for kind in kinds]
-    lines = []
-    for line in ahead(tasks, options.jobs):
-        print(*line, sep="  ", file=sys.stderr, flush=True)
-        lines.append(line)
+    if options.read:
+        lines = [Line(**each) for path in options.read for each in json.loads(path.read_text())]
+    else:
+        lines = compiled(options)
     if options.json:
-        options.json.write_text(json.dumps([line._asdict() for line in lines], indent=1))
         return
     text = f"{summary(lines)}\n\n{estimate()}"
     print(table(lines), text, sep="\n\n")
     if options.write:
         write(options.write, text)
+    if broken := sum(line.broken for line in lines):
+        sys.exit(f"{broken} kernels spill, fit less than twice, or use no tensor core")
 
 
 if __name__ == "__main__":

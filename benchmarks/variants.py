@@ -17,6 +17,7 @@ from benchmarks.measure import peaked_tensors
 from coterie import Mechanism
 from coterie.call import Call
 from coterie.engine.flat import Inputs
+from coterie.planning.largest import largest_chosen, largest_seen
 from coterie.planning.lloyd import Listed, kmeans
 
 GROUPS = (16, 32, 64)  # queries of a group
@@ -70,14 +71,17 @@ VARIANTS: dict[str, Variant] = {
 }
 
 
-KMEANS = "k-means"
-CALLS = (*VARIANTS, KMEANS)
+KMEANS, TOP_KEYS = "k-means", "top keys"
+PLANNING = (KMEANS, TOP_KEYS)
+CALLS = (*VARIANTS, *PLANNING)
 
 
 def launch(call: str, size: int, dim: int, dtype: torch.dtype) -> None:
     """Launch everything that a call would launch, with groups of `size` queries."""
     if call == KMEANS:
         _cluster(size, dim)
+    elif call == TOP_KEYS:
+        _pick(size)
     else:
         _attend(VARIANTS[call], size, dim, dtype)
 
@@ -91,6 +95,14 @@ def _cluster(size: int, dim: int) -> None:
         listed = Listed(rows, order, edges[:, :-1], edges[:, 1:])
         centroids = torch.zeros(1, 2, parts, size, dim, dtype=torch.float64)
         kmeans(listed, listed, centroids, torch.full((1, parts), size), 1)
+
+
+def _pick(size: int) -> None:
+    """The largest scores: of all keys, and of those in the clusters that a group has chosen; for any head dim."""
+    scores = torch.zeros(1, 2, 4, size, _LENGTH)
+    largest_seen(scores[:, :, 0].double(), torch.ones(1, 1, _LENGTH, dtype=torch.bool), 32)
+    places, chosen = torch.zeros(1, 2, 4, _LENGTH, dtype=torch.int32), torch.ones(1, 2, 4, size, 40, dtype=torch.bool)
+    largest_chosen(scores, torch.ones(1, 2, _LENGTH), places, chosen, 32)
 
 
 def _attend(variant: Variant, size: int, dim: int, dtype: torch.dtype) -> None:

@@ -3,6 +3,7 @@
 
 #include "backward.h"
 #include "decode.h"
+#include "decode_all.h"
 #include "finish.h"
 #include "forward.h"
 #include "halving.h"
@@ -21,6 +22,7 @@ inline Kernels all_kernels(const char* name) {
         .forward = forward,
         .backward = backward,
         .decode = decode,
+        .decode_all = decode_all,
         .finish = finish,
         .means = means,
         .means_backward = means_backward,

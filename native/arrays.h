@@ -21,6 +21,8 @@ struct Rows {
     int64_t own = INT64_MAX;
     const float* means = nullptr;
 
+    double numbers() const { return double(batch) * double(heads) * double(rows) * double(dim); }
+
     Kind kind_at(int64_t index) const { return index < own ? kind : Kind::f32; }
 
     // The rows of one head, by their index.
@@ -51,6 +53,10 @@ struct Index {
     int64_t batch_stride = 0, head_stride = 0, length = 0;
 
     const int32_t* at(int64_t batch, int64_t head) const { return data + batch * batch_stride + head * head_stride; }
+    bool same(const Index& other) const {
+        return data == other.data && batch_stride == other.batch_stride && head_stride == other.head_stride &&
+               length == other.length;
+    }
 };
 
 // (batch, heads, groups, width) int16 or int32, contiguous: how many keys a key of a group's range stands for.
@@ -169,6 +175,16 @@ struct DecodeCall {
     int threads = 1;
     float* out = nullptr;  // (batch, heads, Nq, value dim)
     int32_t* picks = nullptr;  // (batch, heads, Nq, near): the near keys, if asked for; −1 behind the last
+};
+
+// One step of decoding over all keys; `decode_all.h` has what is done. Everything but q, k and v is contiguous.
+struct AllKeysCall {
+    Rows q, k, v;
+    const uint8_t* real = nullptr;  // (batch, Nk): which keys are; null for all
+    const int32_t* seen = nullptr;  // (batch, Nq): of how many of the first keys a query sees those that are real
+    float scale = 1;
+    int threads = 1;
+    float* out = nullptr;  // (batch, heads, Nq, value dim)
 };
 
 // Chunks of a cache that are to be finished; `finish.h` has what is done. Everything but k and v is contiguous.

@@ -7,8 +7,32 @@
 #include "matrix.h"
 #include "pairs.h"
 #include "threads.h"
+#include "turns.h"
 
 namespace coterie::COTERIE_ISA {
+
+// What a block adds to the gradients, kept until it is its turn.
+struct Share {
+    Buffer queries, keys, values, mask;
+
+    Share(int64_t width, int64_t value_width, bool masked)
+        : queries(kRowBlock * width),
+          keys(kKeyBlock * width),
+          values(kKeyBlock * value_width),
+          mask(masked ? kRowBlock * kKeyBlock : 0) {}
+};
+
+// The rows of a mask's gradient, to which every head may add: tasks go over its stripes one behind the other.
+struct Stripes {
+    int64_t rows;
+    std::vector<Turns> turns;
+
+    Stripes(const Call& call, const Backward& result)
+        : rows(call.num_queries), turns(result.grad_mask_strides[2] ? std::clamp<int64_t>(rows, 1, 32) : 1) {}
+
+    int64_t count() const { return static_cast<int64_t>(turns.size()); }
+    int64_t of(int64_t row) const { return count() == 1 ? 0 : row * count() / rows; }
+};
 
 struct BackwardWorker {
     const Call& call;
@@ -18,6 +42,7 @@ struct BackwardWorker {
     Buffer weights, grad_weights, raw, sums;
     std::vector<const float*> pointers, query_rows;
     std::unique_ptr<Multiplicity> multiplicity;
+    std::vector<Share> shares;
 
     BackwardWorker(const Call& call, Backward& result)
         : call(call),
@@ -53,36 +78,97 @@ struct BackwardWorker {
         transpose_to_panels(pointers.data(), block.keys, from.dim, transposed);
     }
 
+    // A group whose gradients nobody else adds to.
     void run(const Group& group) {
         if (!group.row_count || !group.key_count) return;
         if (multiplicity) multiplicity->enter(group.batch * call.heads + group.head);
         bool gathered = false;
-        for (int64_t first_row = 0; first_row < group.row_count; first_row += kRowBlock) {
-            int64_t rows = std::min(kRowBlock, group.row_count - first_row);
-            float shifts[kRowBlock], lses[kRowBlock];
-            bool wild_grad = load_rows(group, first_row, rows, shifts, lses);
-            for (int64_t first_key = 0; first_key < group.key_count; first_key += kKeyBlock) {
-                breathe();
-                Block block{
-                    .group = group,
-                    .first_row = first_row,
-                    .rows = rows,
-                    .first_key = first_key,
-                    .keys = std::min(kKeyBlock, group.key_count - first_key),
-                };
+        for (int64_t first_row = 0; first_row < group.row_count; first_row += kRowBlock)
+            for_each_block(group, first_row, [&](const Block& block, const Upstream& upstream) {
                 if (!gathered || group.key_count > kKeyBlock) load_keys(block);
                 gathered = true;
-                multiply(rows, block.keys, dim, Scattered{query_rows.data()}, keys_transposed, dim, raw, kKeyBlock,
-                         call.scale);
-                settle_scores(call, block, raw, multiplicity.get());
-                multiply(rows, block.keys, value_dim, Strided{grad, value_dim, 1}, values_transposed, value_dim,
-                         grad_weights, kKeyBlock);
-                differentiate(block, shifts, lses);
-                spread_to_queries_and_keys(block);
-                spread_to_values(block, wild_grad);
-                if (result.grad_mask) spread_to_mask(block);
-            }
+                compute(block, upstream);
+                float* found = sums;
+                weigh_keys(block, found);
+                add_to_queries(block, found);
+                weigh_queries(block, found);
+                add_to_keys(block, found);
+                weigh_gradients(block, upstream, found);
+                add_to_values(block, found);
+                for (int64_t i = 0; result.grad_mask && i < block.rows; i++) add_to_mask(block, i, grad_weights);
+            });
+    }
+
+    // Some rows of a group, whose gradients are added when it is this task's turn.
+    void run(const Group& group, int64_t first_row, Turn turn, Stripes& stripes, int64_t task) {
+        if (multiplicity) multiplicity->enter(group.batch * call.heads + group.head);
+        size_t count = 0;
+        for_each_block(group, first_row, [&](const Block& block, const Upstream& upstream) {
+            if (count == shares.size()) shares.emplace_back(width, value_width, result.grad_mask != nullptr);
+            Share& share = shares[count++];
+            load_keys(block);
+            compute(block, upstream);
+            weigh_keys(block, share.queries);
+            weigh_queries(block, share.keys);
+            weigh_gradients(block, upstream, share.values);
+            for (int64_t i = 0; result.grad_mask && i < block.rows; i++)
+                std::copy_n(grad_weights + i * kKeyBlock, block.keys, share.mask + i * kKeyBlock);
+        });
+        auto block_of = [&](size_t c) { return block_at(group, first_row, static_cast<int64_t>(c) * kKeyBlock); };
+        turn.wait();
+        for (size_t c = 0; c < count; c++) {
+            Block block = block_of(c);
+            add_to_queries(block, shares[c].queries);
+            add_to_keys(block, shares[c].keys);
+            add_to_values(block, shares[c].values);
         }
+        turn.pass();
+        if (!result.grad_mask) return;
+        for (int64_t stripe = 0; stripe < stripes.count(); stripe++) {
+            stripes.turns[stripe].wait_for(task);
+            for (size_t c = 0; c < count; c++) {
+                Block block = block_of(c);
+                for (int64_t i = 0; i < block.rows; i++)
+                    if (stripes.of(block.query(i)) == stripe) add_to_mask(block, i, shares[c].mask);
+            }
+            stripes.turns[stripe].pass(task);
+        }
+    }
+
+    static Block block_at(const Group& group, int64_t first_row, int64_t first_key) {
+        return {
+            .group = group,
+            .first_row = first_row,
+            .rows = std::min(kRowBlock, group.row_count - first_row),
+            .first_key = first_key,
+            .keys = std::min(kKeyBlock, group.key_count - first_key),
+        };
+    }
+
+    // Of a block of rows: shift = dlse − out · dout; and whether some gradient is inf or NaN.
+    struct Upstream {
+        float shifts[kRowBlock], lses[kRowBlock];
+        bool wild = false;
+    };
+
+    template <class Task>
+    void for_each_block(const Group& group, int64_t first_row, Task&& task) {
+        Upstream upstream;
+        load_rows(group, first_row, std::min(kRowBlock, group.row_count - first_row), upstream);
+        for (int64_t first_key = 0; first_key < group.key_count; first_key += kKeyBlock) {
+            breathe();
+            task(block_at(group, first_row, first_key), upstream);
+        }
+    }
+
+    // Weights and their gradients.
+    void compute(const Block& block, const Upstream& upstream) {
+        multiply(block.rows, block.keys, dim, Scattered{query_rows.data()}, keys_transposed, dim, raw, kKeyBlock,
+                 call.scale);
+        settle_scores(call, block, raw, multiplicity.get());
+        multiply(block.rows, block.keys, value_dim, Strided{grad, value_dim, 1}, values_transposed, value_dim,
+                 grad_weights, kKeyBlock);
+        differentiate(block, upstream.shifts, upstream.lses);
     }
 
     void load_keys(const Block& block) {
@@ -92,9 +178,8 @@ struct BackwardWorker {
         for (int64_t j = 0; j < block.keys; j++) row_to_panels(key_rows + j * dim, dim, j, kKeyBlock, keys);
     }
 
-    // Queries and upstream gradients of a block of rows; shift = dlse − out · dout. Returns whether some
-    // gradient is inf or NaN.
-    bool load_rows(const Group& group, int64_t first_row, int64_t row_count, float* shifts, float* lses) {
+    // Queries and upstream gradients of a block of rows.
+    void load_rows(const Group& group, int64_t first_row, int64_t row_count, Upstream& upstream) {
         for (int64_t i = 0; i < row_count; i++) {
             int64_t row = group.rows[first_row + i], at = (group.batch * call.heads + group.head) * call.q.rows + row;
             float* q = query + i * dim;
@@ -105,8 +190,8 @@ struct BackwardWorker {
             const float* out = result.forward.out + at * value_dim;
             double dot = 0;  // what is left of p·(dp − dot) is small, so dot must be good
             for (int64_t d = 0; d < value_dim; d++) dot += double(g[d]) * out[d];
-            shifts[i] = static_cast<float>(result.grad_lse[at] - dot);
-            lses[i] = result.forward.lse[at] == kNone ? 0.0f : result.forward.lse[at];
+            upstream.shifts[i] = static_cast<float>(result.grad_lse[at] - dot);
+            upstream.lses[i] = result.forward.lse[at] == kNone ? 0.0f : result.forward.lse[at];
             row_to_panels(g, value_dim, i, kRowBlock, grad_panels);
         }
         const float* q = query;
@@ -117,7 +202,7 @@ struct BackwardWorker {
                 for (int64_t c = 0; c < width; c += kLanes)
                     zero_wild(query_panels + c * kRowBlock + i * kLanes, kLanes);
         }
-        return !all_finite(grad, row_count * value_dim);
+        upstream.wild = !all_finite(grad, row_count * value_dim);
     }
 
     // weights ← p (dropped out), grad_weights ← ds = p (dp − out·dout + dlse); both 0 where a pair does not meet.
@@ -148,33 +233,41 @@ struct BackwardWorker {
 
     int64_t key_head_of(const Group& group) const { return group.batch * call.key_heads + group.key_head; }
 
-    void spread_to_queries_and_keys(const Block& block) {
-        int64_t bh = block.group.batch * call.heads + block.group.head, bk = key_head_of(block.group);
-        multiply(block.rows, dim, block.keys, Strided{grad_weights, kKeyBlock, 1}, keys, kKeyBlock, sums, width);
+    void weigh_keys(const Block& block, float* found) {
+        multiply(block.rows, dim, block.keys, Strided{grad_weights, kKeyBlock, 1}, keys, kKeyBlock, found, width);
+    }
+
+    void add_to_queries(const Block& block, const float* found) {
+        int64_t bh = block.group.batch * call.heads + block.group.head;
         for (int64_t i = 0; i < block.rows; i++) {
             float* to = result.q.row(bh, block.query(i));
-            for (int64_t d = 0; d < dim; d++) to[d] += call.scale * sums[i * width + d];
+            for (int64_t d = 0; d < dim; d++) to[d] += call.scale * found[i * width + d];
         }
-        multiply(block.keys, dim, block.rows, Strided{grad_weights, 1, kKeyBlock}, query_panels, kRowBlock, sums,
+    }
+
+    void weigh_queries(const Block& block, float* found) {
+        multiply(block.keys, dim, block.rows, Strided{grad_weights, 1, kKeyBlock}, query_panels, kRowBlock, found,
                  width);
+    }
+
+    void add_to_keys(const Block& block, const float* found) {
+        int64_t bk = key_head_of(block.group);
         for (int64_t j = 0; j < block.keys; j++) {
             float* to = result.k.row(bk, block.key(j));
-            for (int64_t d = 0; d < dim; d++) to[d] += call.scale * sums[j * width + d];
+            for (int64_t d = 0; d < dim; d++) to[d] += call.scale * found[j * width + d];
         }
     }
 
     // Where some upstream gradient is inf or NaN, a pair that does not meet must contribute nothing.
-    void spread_to_values(const Block& block, bool wild_grad) {
-        int64_t bk = key_head_of(block.group);
-        if (!wild_grad)
-            multiply(block.keys, value_dim, block.rows, Strided{weights, 1, kKeyBlock}, grad_panels, kRowBlock, sums,
+    void weigh_gradients(const Block& block, const Upstream& upstream, float* found) {
+        if (!upstream.wild) {
+            multiply(block.keys, value_dim, block.rows, Strided{weights, 1, kKeyBlock}, grad_panels, kRowBlock, found,
                      value_width);
+            return;
+        }
         for (int64_t j = 0; j < block.keys; j++) {
-            float* to = result.v.row(bk, block.key(j));
-            if (!wild_grad) {
-                for (int64_t d = 0; d < value_dim; d++) to[d] += sums[j * value_width + d];
-                continue;
-            }
+            float* to = found + j * value_width;
+            std::fill_n(to, value_dim, 0.0f);
             for (int64_t i = 0; i < block.rows; i++) {
                 if (raw[i * kKeyBlock + j] == kNone) continue;
                 float weight = weights[i * kKeyBlock + j];
@@ -183,38 +276,112 @@ struct BackwardWorker {
         }
     }
 
-    void spread_to_mask(const Block& block) {
-        const int64_t* strides = result.grad_mask_strides;
-        float* head = result.grad_mask + block.group.batch * strides[0] + block.group.head * strides[1];
-        for (int64_t i = 0; i < block.rows; i++) {
-            float* row = head + (strides[2] ? block.query(i) * strides[2] : 0);
-            for (int64_t j = 0; j < block.keys; j++)
-                row[strides[3] ? block.key(j) * strides[3] : 0] += grad_weights[i * kKeyBlock + j];
+    void add_to_values(const Block& block, const float* found) {
+        int64_t bk = key_head_of(block.group);
+        for (int64_t j = 0; j < block.keys; j++) {
+            float* to = result.v.row(bk, block.key(j));
+            for (int64_t d = 0; d < value_dim; d++) to[d] += found[j * value_width + d];
         }
+    }
+
+    // One row of a block.
+    void add_to_mask(const Block& block, int64_t i, const float* found) {
+        const int64_t* strides = result.grad_mask_strides;
+        float* row = result.grad_mask + block.group.batch * strides[0] + block.group.head * strides[1] +
+                     (strides[2] ? block.query(i) * strides[2] : 0);
+        for (int64_t j = 0; j < block.keys; j++)
+            row[strides[3] ? block.key(j) * strides[3] : 0] += found[i * kKeyBlock + j];
     }
 };
 
-// Heads that share keys are one task, so that every sum is made in one order. A mask is shared by all.
+// A query that meets nobody but its own key.
+inline void run_alone(const Call& call, const Backward& result, int64_t bh, BackwardWorker& worker) {
+    for (int64_t i = 0; call.self_keys && i < call.num_queries; i++) {
+        int32_t row = static_cast<int32_t>(i), key = call.self_keys[(bh / call.heads) * call.num_queries + i];
+        if (!result.forward.alone[bh * call.num_queries + i] || key < 0) continue;
+        worker.run(alone_with(call, bh, row, key));
+    }
+}
+
+// Heads that share keys add to their gradient in one order. Where there are fewer such sets of heads than threads, or
+// all add to the gradient of one mask, groups are shared out too, and each adds what it found when it is its turn: the
+// sums are the same.
+class SharedBackward {
+public:
+    SharedBackward(const Call& call, const Backward& result)
+        : call_(call), turns_(call.batch * call.key_heads), stripes_(call, result) {
+        int64_t heads = call.batch * call.heads, shared = call.heads / call.key_heads, place = 0;
+        for (int64_t bh = 0; bh < heads; bh++) {
+            if (bh % shared == 0) place = 0;
+            for (auto& round : call.rounds)
+                for (int64_t g = 0; g < round.groups();) {
+                    Group group = group_at(call, round, bh, g);
+                    g = group.stop;
+                    if (!group.key_count) continue;
+                    for (int64_t row = 0; row < group.row_count; row += kRowBlock)
+                        parts_.push_back({bh / shared, place++, bh, &round, group.first, row});
+                }
+            if (call.self_keys) parts_.push_back({bh / shared, place++, bh, nullptr, 0, 0});
+        }
+    }
+
+    void run(Backward& result, int threads) {
+        std::vector<std::unique_ptr<BackwardWorker>> workers(threads);
+        parallel_for(static_cast<int64_t>(parts_.size()), threads, [&](int64_t task, int who) {
+            const Part& part = parts_[task];
+            Turn turn{turns_[part.set], part.place};
+            try {
+                if (!workers[who]) workers[who] = std::make_unique<BackwardWorker>(call_, result);
+                if (part.round) {
+                    Group group = group_at(call_, *part.round, part.bh, part.group);
+                    workers[who]->run(group, part.first_row, turn, stripes_, task);
+                    return;
+                }
+                turn.wait();
+                for (Turns& each : stripes_.turns)
+                    if (result.grad_mask) each.wait_for(task);
+                run_alone(call_, result, part.bh, *workers[who]);
+                for (Turns& each : stripes_.turns) each.pass(task);
+                turn.pass();
+            } catch (...) {
+                for (Turns& each : turns_) each.give_up();
+                for (Turns& each : stripes_.turns) each.give_up();
+                throw;
+            }
+        });
+    }
+
+private:
+    struct Part {
+        int64_t set, place, bh;
+        const Round* round;  // null: the queries that fell back on themselves
+        int64_t group, first_row;
+    };
+
+    const Call& call_;
+    std::vector<Turns> turns_;
+    Stripes stripes_;
+    std::vector<Part> parts_;
+};
+
 inline void backward(const Call& call, Backward& result) {
-    int64_t shared = call.heads / call.key_heads;
-    int threads = result.grad_mask ? 1 : call.threads;
-    std::vector<std::unique_ptr<BackwardWorker>> workers(std::max(1, threads));
-    parallel_for(call.batch * call.key_heads, threads, [&](int64_t bk, int who) {
+    int64_t shared = call.heads / call.key_heads, sets = call.batch * call.key_heads;
+    int threads = threads_for(pairs_at_most(call) * double(call.q.dim + call.v.dim), call.threads);
+    if (threads > 1 && sets && (result.grad_mask || sets < threads)) {
+        SharedBackward(call, result).run(result, threads);
+        return;
+    }
+    std::vector<std::unique_ptr<BackwardWorker>> workers(threads);
+    parallel_for(sets, threads, [&](int64_t bk, int who) {
         if (!workers[who]) workers[who] = std::make_unique<BackwardWorker>(call, result);
-        BackwardWorker& worker = *workers[who];
         for (int64_t bh = bk * shared; bh < (bk + 1) * shared; bh++) {
             for (auto& round : call.rounds)
                 for (int64_t g = 0; g < round.groups();) {
                     Group group = group_at(call, round, bh, g);
                     g = group.stop;
-                    worker.run(group);
+                    workers[who]->run(group);
                 }
-            if (!call.self_keys) continue;
-            for (int64_t i = 0; i < call.num_queries; i++) {
-                int32_t row = static_cast<int32_t>(i), key = call.self_keys[(bh / call.heads) * call.num_queries + i];
-                if (!result.forward.alone[bh * call.num_queries + i] || key < 0) continue;
-                worker.run(alone_with(call, bh, row, key));
-            }
+            run_alone(call, result, bh, *workers[who]);
         }
     });
 }

@@ -1,4 +1,4 @@
-// Rows in 8 bits, and their products: whole numbers, so that they are the same in any order and on every machine.
+// Rows in 8 or 16 bits, and their products: whole numbers, so that they are the same in any order and on every machine.
 #pragma once
 
 #include <cstdlib>
@@ -13,20 +13,33 @@ constexpr int kQuad = 4;  // bytes that are multiplied and added up at a time
 constexpr int32_t kLift = 128;  // is added to right factors: instructions want one factor without a sign
 constexpr float kLeftMost = 63, kRightMost = 127;  // so the sum of two products fits into 16 bits: 2·63·255 < 2^15
 
-// Where byte j of the quad of a lane is.
+// Put the quad of a lane of a panel where the products look for it.
+inline void put_quad(uint8_t* to, int64_t lane, const uint8_t* quad) {
 #if defined(__AVX2__) || defined(__AVX512F__)
-inline int quad_place(int64_t lane, int j) { return static_cast<int>(lane * kQuad + j); }
+    std::memcpy(to + lane * kQuad, quad, kQuad);
 #else
-inline int quad_place(int64_t lane, int j) { return static_cast<int>(j * kLanes + lane); }
+    for (int j = 0; j < kQuad; j++) to[j * kLanes + lane] = quad[j];
 #endif
+}
 
-inline int64_t quads_of(int64_t dim) { return padded(dim) / kQuad; }
+// Quads of a row of so many numbers, each a T.
+template <class T = uint8_t>
+inline int64_t quads_of(int64_t dim) {
+    return padded(dim) * static_cast<int64_t>(sizeof(T)) / kQuad;
+}
 
 // The lowest bytes of whole numbers.
-inline void store_bytes(uint8_t* to, Vec whole, int32_t lift) {
+inline void store_whole(uint8_t* to, Vec whole, int32_t lift) {
 #if defined(__AVX512F__)
     __m512i lifted = _mm512_add_epi32(_mm512_cvtps_epi32(whole.x), _mm512_set1_epi32(lift));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(lifted));
+#elif defined(__AVX2__)
+    __m256i lifts = _mm256_set1_epi32(lift);
+    __m256i pairs = _mm256_packs_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(whole.lo), lifts),
+                                       _mm256_add_epi32(_mm256_cvtps_epi32(whole.hi), lifts));
+    __m256i low = _mm256_and_si256(_mm256_permute4x64_epi64(pairs, 0xD8), _mm256_set1_epi16(0xFF));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to),
+                     _mm_packus_epi16(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1)));
 #else
     float each[kLanes];
     store(each, whole);
@@ -34,17 +47,37 @@ inline void store_bytes(uint8_t* to, Vec whole, int32_t lift) {
 #endif
 }
 
+// Whole numbers of 16 bits, with their signs.
+inline void store_whole(int16_t* to, Vec whole, int32_t) {
+#if defined(__AVX512F__)
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(whole.x)));
+#elif defined(__AVX2__)
+    __m256i pairs = _mm256_packs_epi32(_mm256_cvtps_epi32(whole.lo), _mm256_cvtps_epi32(whole.hi));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_permute4x64_epi64(pairs, 0xD8));
+#else
+    float each[kLanes];
+    store(each, whole);
+    for (int i = 0; i < kLanes; i++) to[i] = static_cast<int16_t>(each[i]);
+#endif
+}
+
 // A row x as whole numbers, round(most · x / max|x|); returns max|x|, inside of what is safe to multiply with. `x` is
-// followed by 0 up to a multiple of kLanes, and there must be room for as many bytes. `lost`: how far x is from what
+// followed by 0 up to a multiple of kLanes, and there must be room for as many numbers. `lost`: how far x is from what
 // the numbers say, a little more rather than less; inf where x is too long or too short for them.
-inline float to_whole(const float* x, int64_t dim, float most, int32_t lift, uint8_t* to, float* lost = nullptr) {
+template <class T>
+inline float to_whole(const float* x, int64_t dim, float most, int32_t lift, T* to, float* lost = nullptr) {
     Vec tops = splat(0);
     for (int64_t d = 0; d < dim; d += kLanes) tops = max(abs(load(x + d)), tops);
     float top = highest(tops), safe = std::clamp(top, 1e-30f, 1e28f);
     Vec divisor = splat(top > 0 ? top : 1), step = splat(-safe / most), squares = splat(0);
     for (int64_t d = 0; d < dim; d += kLanes) {
-        Vec each = load(x + d), whole = round(each / divisor * splat(most)), off = fma(whole, step, each);
-        store_bytes(to + d, whole, lift);
+        Vec each = load(x + d), whole;
+        if constexpr (sizeof(T) == 1)  // bytes are the same on every machine; of more bits `lost` alone counts
+            whole = round(each / divisor * splat(most));
+        else
+            whole = round(each * splat(most / safe));
+        Vec off = fma(whole, step, each);
+        store_whole(to + d, whole, lift);
         squares = fma(off, off, squares);
     }
     if (lost) *lost = safe == top || top == 0 ? 1.001f * std::sqrt(sum(squares)) : INFINITY;
@@ -80,6 +113,11 @@ inline Whole add_products(Whole sum, const Quads& right, const int32_t* left) {
     }
 }
 
+constexpr bool kHasShorts = true;  // products of 16 bits
+inline Whole add_products_of_shorts(Whole sum, const Quads& right, const int32_t* left) {
+    return _mm512_add_epi32(sum, _mm512_madd_epi16(right, _mm512_set1_epi32(*left)));
+}
+
 #elif defined(__AVX2__)
 
 constexpr int kByteRows = 4;
@@ -102,6 +140,12 @@ inline Whole add_products(Whole sum, const Quads& right, const int32_t* left) {
     __m256i each = _mm256_set1_epi32(*left), one = _mm256_set1_epi16(1);
     auto products = [&](__m256i x) { return _mm256_madd_epi16(_mm256_maddubs_epi16(x, each), one); };
     return {_mm256_add_epi32(sum.lo, products(right.lo)), _mm256_add_epi32(sum.hi, products(right.hi))};
+}
+constexpr bool kHasShorts = true;
+inline Whole add_products_of_shorts(Whole sum, const Quads& right, const int32_t* left) {
+    __m256i each = _mm256_set1_epi32(*left);
+    return {_mm256_add_epi32(sum.lo, _mm256_madd_epi16(right.lo, each)),
+            _mm256_add_epi32(sum.hi, _mm256_madd_epi16(right.hi, each))};
 }
 
 #else
@@ -138,11 +182,14 @@ inline Whole add_products(Whole sum, const Quads& right, const int32_t* left) {
     }
     return sum;
 }
+constexpr bool kHasShorts = false;
+inline Whole add_products_of_shorts(Whole sum, const Quads&, const int32_t*) { return sum; }
 
 #endif
 
-// Left factors: a few rows, in blocks of kByteRows.
-struct LeftBytes {
+// Left factors: a few rows, in blocks of kByteRows. T is what a number takes.
+template <class T>
+struct Left {
     int64_t quads = 0, rows = 0;
     float most = kLeftMost;
     std::vector<int32_t> bytes{};  // (blocks, quads, kByteRows)
@@ -151,7 +198,7 @@ struct LeftBytes {
 
     // `largest`: more than kLeftMost only for products with VNNI.
     void clear(int64_t dim, float largest = kLeftMost) {
-        quads = quads_of(dim);
+        quads = quads_of<T>(dim);
         rows = 0;
         most = largest;
         bytes.clear();
@@ -161,38 +208,44 @@ struct LeftBytes {
     int64_t padded_rows() const { return static_cast<int64_t>(first.size()); }
     // `row` is followed by 0 up to a multiple of kLanes; `lost` as in `to_whole`.
     void add(const float* row, int64_t dim, float* lost = nullptr) {
-        row_.resize(quads * kQuad);
-        scales.push_back(to_whole(row, dim, most, 0, row_.data(), lost) / (most * kRightMost));
+        row_.resize(quads * kQuad / sizeof(T));
+        scales.push_back(to_whole(row, dim, most, 0, row_.data(), lost) / (most * (kLifted ? kRightMost : most)));
         if (rows % kByteRows == 0) {
             bytes.resize(bytes.size() + quads * kByteRows);
             first.resize(first.size() + kByteRows);
         }
         int32_t* to = bytes.data() + rows / kByteRows * quads * kByteRows + rows % kByteRows;
-        for (int64_t i = 0; i < quads; i++) std::memcpy(to + i * kByteRows, row_.data() + i * kQuad, kQuad);
+        auto* from = reinterpret_cast<const uint8_t*>(row_.data());
+        for (int64_t i = 0; i < quads; i++) std::memcpy(to + i * kByteRows, from + i * kQuad, kQuad);
         int32_t total = 0;
-        for (uint8_t each : row_) total += static_cast<int8_t>(each);
+        if (kLifted)
+            for (T each : row_) total += static_cast<int8_t>(each);
         first[rows++] = -kLift * total;
     }
 
 private:
-    std::vector<uint8_t> row_{};
+    static constexpr bool kLifted = sizeof(T) == 1;
+    std::vector<T> row_{};
 };
+using LeftBytes = Left<uint8_t>;
+using LeftShorts = Left<int16_t>;
 
 // Right factors: rows in panels of kLanes, which hold kQuad bytes of each row after the other.
-class RightBytes {
+template <class T>
+class Right {
 public:
-    RightBytes(int64_t rows, int64_t dim)
-        : rows_(rows), quads_(quads_of(dim)), bytes_(padded(rows) * quads_ * kQuad), scales_(padded(rows)) {}
+    Right(int64_t rows, int64_t dim)
+        : rows_(rows), quads_(quads_of<T>(dim)), bytes_(padded(rows) * quads_ * kQuad), scales_(padded(rows)) {}
 
     int64_t rows() const { return rows_; }
     const uint8_t* panel(int64_t p) const { return bytes_.data() + p * kLanes * quads_ * kQuad; }
     const float* scales(int64_t p) const { return scales_.data() + p * kLanes; }
 
-    // `row`: quads · kQuad bytes, as `to_whole` writes them.
-    void put(int64_t place, const uint8_t* row, float scale) {
+    // `row`: quads · kQuad bytes of numbers, as `to_whole` writes them.
+    void put(int64_t place, const T* row, float scale) {
         uint8_t* to = bytes_.data() + place / kLanes * quads_ * kLanes * kQuad;
-        for (int64_t i = 0; i < quads_; i++)
-            for (int j = 0; j < kQuad; j++) to[i * kLanes * kQuad + quad_place(place % kLanes, j)] = row[i * kQuad + j];
+        auto* from = reinterpret_cast<const uint8_t*>(row);
+        for (int64_t i = 0; i < quads_; i++) put_quad(to + i * kLanes * kQuad, place % kLanes, from + i * kQuad);
         scales_[place] = scale;
     }
 
@@ -201,6 +254,8 @@ private:
     Pages<uint8_t> bytes_;
     Pages<float> scales_;
 };
+using RightBytes = Right<uint8_t>;
+using RightShorts = Right<int16_t>;
 
 // Sums stay in registers only if every loop over them is unrolled.
 #if defined(__GNUC__) && !defined(__clang__)
@@ -210,8 +265,8 @@ private:
 #endif
 
 // A block of left rows with `Panels` panels.
-template <bool Vnni, int Panels>
-inline void few_products(const LeftBytes& left, int64_t block, const RightBytes& right, int64_t panel, float* to,
+template <bool Vnni, int Panels, class T>
+inline void few_products(const Left<T>& left, int64_t block, const Right<T>& right, int64_t panel, float* to,
                          int64_t stride) {
     Whole sums[Panels][kByteRows];
     COTERIE_UNROLL
@@ -226,7 +281,12 @@ inline void few_products(const LeftBytes& left, int64_t block, const RightBytes&
         for (int p = 0; p < Panels; p++) here[p] = load_quads(bytes + p * next);
         COTERIE_UNROLL
         for (int i = 0; i < kByteRows; i++) COTERIE_UNROLL
-        for (int p = 0; p < Panels; p++) sums[p][i] = add_products<Vnni>(sums[p][i], here[p], rows + i);
+        for (int p = 0; p < Panels; p++) {
+            if constexpr (sizeof(T) == 1)
+                sums[p][i] = add_products<Vnni>(sums[p][i], here[p], rows + i);
+            else
+                sums[p][i] = add_products_of_shorts(sums[p][i], here[p], rows + i);
+        }
     }
     COTERIE_UNROLL
     for (int p = 0; p < Panels; p++) {
@@ -239,15 +299,16 @@ inline void few_products(const LeftBytes& left, int64_t block, const RightBytes&
 #undef COTERIE_UNROLL
 
 // The products of a block of left rows with `count` panels from `panel` on, relative to each left row's scale.
-template <bool Vnni>
-inline void block_products(const LeftBytes& left, int64_t block, const RightBytes& right, int64_t panel, int64_t count,
+template <bool Vnni, class T>
+inline void block_products(const Left<T>& left, int64_t block, const Right<T>& right, int64_t panel, int64_t count,
                            float* to, int64_t stride) {
     int64_t p = 0;
     for (; p + kBytePanels <= count; p += kBytePanels)
         few_products<Vnni, kBytePanels>(left, block, right, panel + p, to + p * kLanes, stride);
     for (; p < count; p++) few_products<Vnni, 1>(left, block, right, panel + p, to + p * kLanes, stride);
 }
-inline void block_products(const LeftBytes& left, int64_t block, const RightBytes& right, int64_t panel, int64_t count,
+template <class T>
+inline void block_products(const Left<T>& left, int64_t block, const Right<T>& right, int64_t panel, int64_t count,
                            float* to, int64_t stride) {
     if (has_vnni())
         block_products<true>(left, block, right, panel, count, to, stride);

@@ -2,22 +2,16 @@
 // tensor whose device, dtype, shape or strides are not what it takes them for.
 #pragma once
 
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
-
 #include <optional>
 #include <string>
 #include <type_traits>
 #include <vector>
 
 #include "arrays.h"
+#include "tensor.h"
 
 namespace coterie {
 
-namespace nb = nanobind;
-
-// Any dtype, device and strides: nanobind would otherwise copy what does not fit, and an op would write to the copy.
-using Tensor = nb::ndarray<>;
 using Shape = std::vector<int64_t>;
 
 constexpr int64_t kMostRows = INT32_MAX;  // indices are int32

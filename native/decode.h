@@ -109,12 +109,14 @@ private:
             return;
         }
         if (!call_.near) return;
-        score(h, i, offsets);
-        int64_t wide = padded(far_);
+        score(h, i, offsets, order);
+        int64_t wide = padded(held_);
+        bool all = held_ == far_;
         if (count_at_least(scores_.data(), wide, -FLT_MAX) < call_.near ||
             count_at_least(scores_.data(), wide, INFINITY))
             throw Malformed("scales: expected finite numbers");
-        for (int32_t place : chooser_.choose(scores_.data(), padded(far_), order, held_, call_.near)) {
+        for (int32_t at : chooser_.choose(scores_.data(), wide, all ? order : listed_.data(), held_, call_.near)) {
+            int32_t place = all ? at : places_[at];
             rows_.push_back(checked(order[place]));
             int64_t cluster = std::upper_bound(offsets, offsets + clusters_ + 1, place) - offsets - 1;
             left_[cluster]--;
@@ -122,36 +124,47 @@ private:
         ask_for(rows_);
     }
 
-    // Products with all far keys, or with those of the best clusters.
-    void score(int64_t h, int64_t i, const int32_t* offsets) {
-        int64_t bh = b_ * call_.k.heads + head_, wide = quads_of(call_.k.dim) * kQuad * kLanes;
-        const uint8_t* bytes = call_.bytes + bh * (call_.places / kLanes) * wide;
-        const float* scales = call_.scales + bh * call_.places;
+    // Products with all far keys; or with those of the best clusters, side by side.
+    void score(int64_t h, int64_t i, const int32_t* offsets, const int32_t* order) {
         left_bytes_.clear(call_.k.dim);
         read(h, i, others_.data(), call_.scale);
         zero_wild(others_.data(), call_.k.dim);
         left_bytes_.add(others_.data(), call_.k.dim);
-        scores_.resize(padded(far_));
         held_ = far_;
-        bool all = far_ <= call_.reach;
-        if (!all) choose_clusters(i, offsets);
-        for (int64_t panel = 0; panel * kLanes < far_; panel++) {
-            float* to = scores_.data() + panel * kLanes;
-            if (!all && !searched_[panel]) {
-                std::fill_n(to, kLanes, -INFINITY);
-            } else if (has_vnni()) {
-                panel_products<true>(left_bytes_, bytes + panel * wide, scales + panel * kLanes, to);
-            } else {
-                panel_products<false>(left_bytes_, bytes + panel * wide, scales + panel * kLanes, to);
-            }
+        if (far_ > call_.reach) choose_clusters(i);
+        scores_.resize(padded(held_));
+        if (held_ == far_) {
+            for (int64_t panel = 0; panel * kLanes < far_; panel++)
+                multiply_panel(panel, scores_.data() + panel * kLanes);
+        } else {
+            places_.resize(held_);
+            listed_.resize(held_);
+            float products[kLanes];
+            int64_t at = 0, last = -1;
+            for (int32_t c : ranked_)
+                for (int32_t place = offsets[c]; place < offsets[c + 1]; place++, at++) {
+                    if (place / kLanes != last) multiply_panel(last = place / kLanes, products);
+                    scores_[at] = products[place % kLanes];
+                    places_[at] = place;
+                    listed_[at] = order[place];
+                }
         }
-        for (int64_t c = 0; !all && c < clusters_; c++)
-            if (!chosen_[c]) std::fill(scores_.begin() + offsets[c], scores_.begin() + offsets[c + 1], -INFINITY);
-        std::fill(scores_.begin() + far_, scores_.end(), -INFINITY);
+        std::fill(scores_.begin() + held_, scores_.end(), -INFINITY);
     }
 
-    // The clusters whose mean keys one of the heads that share them likes best, until they hold `reach` keys.
-    void choose_clusters(int64_t i, const int32_t* offsets) {
+    void multiply_panel(int64_t panel, float* to) const {
+        int64_t bh = b_ * call_.k.heads + head_, wide = quads_of(call_.k.dim) * kQuad * kLanes;
+        const uint8_t* bytes = call_.bytes + (bh * (call_.places / kLanes) + panel) * wide;
+        const float* scales = call_.scales + bh * call_.places + panel * kLanes;
+        if (has_vnni())
+            panel_products<true>(left_bytes_, bytes, scales, to);
+        else
+            panel_products<false>(left_bytes_, bytes, scales, to);
+    }
+
+    // `ranked_`: the clusters whose mean keys one of the heads that share them likes best, until they hold `reach`
+    // keys, in order.
+    void choose_clusters(int64_t i) {
         int64_t share = call_.q.heads / call_.k.heads;
         list_means(call_.mean_keys, call_.k.dim, clusters_);
         likes_.resize(clusters_);
@@ -167,17 +180,13 @@ private:
         ranked_.clear();
         for (int64_t c = 0; c < clusters_; c++)
             if (left_[c]) ranked_.push_back(static_cast<int32_t>(c));
-        std::sort(ranked_.begin(), ranked_.end(),
-                  [&](int32_t x, int32_t y) { return best_[x] != best_[y] ? best_[x] > best_[y] : x < y; });
-        chosen_.assign(clusters_, 0);
-        searched_.assign(padded(far_) / kLanes, 0);
-        held_ = 0;
-        for (int32_t c : ranked_) {
-            if (held_ >= call_.reach) break;
-            chosen_[c] = 1;
-            held_ += left_[c];
-            for (int64_t p = offsets[c] / kLanes; p <= (offsets[c + 1] - 1) / kLanes; p++) searched_[p] = 1;
-        }
+        auto worse = [&](int32_t x, int32_t y) { return best_[x] != best_[y] ? best_[x] < best_[y] : x > y; };
+        std::make_heap(ranked_.begin(), ranked_.end(), worse);
+        auto rest = ranked_.end();
+        for (held_ = 0; rest != ranked_.begin() && held_ < call_.reach; held_ += left_[*rest])
+            std::pop_heap(ranked_.begin(), rest--, worse);
+        ranked_.erase(ranked_.begin(), rest);
+        std::sort(ranked_.begin(), ranked_.end());
     }
 
     void list_means(const float* means, int64_t dim, int64_t count) {
@@ -268,16 +277,17 @@ private:
     const DecodeCall& call_;
     int64_t b_ = 0, head_ = 0, begin_ = 0, far_ = 0, clusters_ = 0, held_ = 0;
     std::vector<float> query_, others_, scores_, likes_, best_, weights_, scratch_;
-    std::vector<int32_t> rows_, left_, ranked_;
-    std::vector<uint8_t> chosen_, searched_;
+    std::vector<int32_t> rows_, left_, ranked_, places_, listed_;
     std::vector<const float*> means_, block_;
     LeftBytes left_bytes_;
     Chooser chooser_;
 };
 
 inline void decode(const DecodeCall& call) {
-    std::vector<std::unique_ptr<DecodeWorker>> workers(std::max(1, call.threads));
-    parallel_for(call.q.batch * call.q.heads * call.q.rows, call.threads, [&](int64_t task, int who) {
+    double met = double(std::min(call.k.rows, call.clusters + call.reach + call.sinks + call.chunk));
+    int threads = threads_for(call.q.numbers() * met, call.threads);
+    std::vector<std::unique_ptr<DecodeWorker>> workers(threads);
+    parallel_for(call.q.batch * call.q.heads * call.q.rows, threads, [&](int64_t task, int who) {
         if (!workers[who]) workers[who] = std::make_unique<DecodeWorker>(call);
         int64_t bh = task / call.q.rows;
         workers[who]->answer(bh / call.q.heads, bh % call.q.heads, task % call.q.rows);

@@ -7,7 +7,7 @@ namespace coterie::COTERIE_ISA {
 
 inline void finish(const FinishCall& call) {
     int64_t heads = call.k.heads, dim = call.k.dim, wide = quads_of(dim) * kQuad;
-    parallel_for(call.k.batch * heads, call.threads, [&](int64_t task, int) {
+    parallel_for(call.k.batch * heads, threads_for(8 * call.k.numbers(), call.threads), [&](int64_t task, int) {
         int64_t s = task / heads, h = task % heads, bh = call.samples[s] * heads + h, count = call.k.rows;
         const int64_t* labels = call.labels + task * count;
         std::vector<int64_t> next(call.clusters + 1);

@@ -29,12 +29,12 @@ struct ForwardWorker {
           dim(call.q.dim),
           value_dim(call.v.dim),
           value_width(padded(call.v.dim)),
-          rows(kKeyBlock * std::max(dim, value_width)),
-          query(kRowBlock * dim),
-          keys(kKeyBlock * dim),
-          values(kKeyBlock * value_width),
-          scores(kRowBlock * kKeyBlock),
-          partial(kRowBlock * value_width),
+          rows(kKeyBlock * std::max(dim, value_width), Buffer::kUnset),
+          query(kRowBlock * dim, Buffer::kUnset),
+          keys(kKeyBlock * dim, Buffer::kUnset),
+          values(kKeyBlock * value_width, Buffer::kUnset),
+          scores(kRowBlock * kKeyBlock, Buffer::kUnset),
+          partial(kRowBlock * value_width, Buffer::kUnset),
           row_memory(value_width),
           key_rows(kKeyBlock),
           value_rows(kKeyBlock),
@@ -85,6 +85,22 @@ struct ForwardWorker {
         for (int64_t c = 0; c < value_width; c += kLanes)
             if (!all_finite(values + c * kKeyBlock, count * kLanes)) return false;
         return true;
+    }
+
+    // Rounds first … stop of one head, which have the same groups of queries: some groups go through all of these
+    // rounds before the next, so that their queries and sums are still near.
+    void run_rounds(int64_t bh, size_t first, size_t stop) {
+        int64_t groups = call.rounds[first].groups(), step = stop - first > 1 ? kTogether : groups;
+        for (int64_t begin = 0; begin < groups; begin += step)
+            for (size_t r = first; r < stop; r++) {
+                const Round& round = call.rounds[r];
+                for (int64_t g = begin, end = std::min(groups, begin + step); g < end;) {
+                    Group group = group_at(call, round, bh, g);
+                    g = group.stop;
+                    Group next = group_at(call, round, bh, std::min(g, groups - 1));
+                    run(group, &next);
+                }
+            }
     }
 
     // Whether rows and keys are real and stand in the order of their positions.
@@ -270,35 +286,44 @@ struct ForwardWorker {
     }
 };
 
+// The end of the rounds from `first` on that have its groups of queries.
+inline size_t same_queries(const Call& call, size_t first) {
+    const Round& one = call.rounds[first];
+    size_t stop = first + 1;
+    for (; stop < call.rounds.size(); stop++) {
+        const Round& other = call.rounds[stop];
+        if (!one.query_order.same(other.query_order) || !one.query_offsets.same(other.query_offsets)) break;
+    }
+    return stop;
+}
+
 inline void forward(const Call& call, const Forward& result) {
     int64_t heads = call.batch * call.heads, rows = heads * call.q.rows;
     std::fill(result.lse, result.lse + rows, kNone);
     std::unique_ptr<float[]> totals(new float[rows]());
     // No out row is read before it is written; those that meet nobody are zeroed at the end.
-    std::vector<std::unique_ptr<ForwardWorker>> workers(std::max(1, call.threads));
+    int threads = threads_for(pairs_at_most(call) * double(call.q.dim + call.v.dim), call.threads);
+    std::vector<std::unique_ptr<ForwardWorker>> workers(threads);
     auto worker_at = [&](int worker) -> ForwardWorker& {
         if (!workers[worker]) workers[worker] = std::make_unique<ForwardWorker>(call, result, totals.get());
         return *workers[worker];
     };
-    if (heads >= call.threads) {
-        parallel_for(heads, call.threads, [&](int64_t bh, int who) {
+    if (heads >= threads) {
+        parallel_for(heads, threads, [&](int64_t bh, int who) {
             ForwardWorker& worker = worker_at(who);
-            for (auto& round : call.rounds)
-                for (int64_t g = 0, groups = round.groups(); g < groups;) {
-                    Group group = group_at(call, round, bh, g);
-                    g = group.stop;
-                    Group next = group_at(call, round, bh, std::min(g, groups - 1));
-                    worker.run(group, &next);
-                }
+            for (size_t first = 0, stop; first < call.rounds.size(); first = stop) {
+                stop = same_queries(call, first);
+                worker.run_rounds(bh, first, stop);
+            }
             worker.finish(bh);
         });
         return;
     }
     // Few heads: share out the groups of a round, which have no query in common.
     for (auto& round : call.rounds) {
-        int64_t chunk = std::max<int64_t>(1, round.groups() / (8 * call.threads));
+        int64_t chunk = std::max<int64_t>(1, round.groups() / (8 * threads));
         int64_t chunks = (round.groups() + chunk - 1) / chunk;
-        parallel_for(heads * chunks, call.threads, [&](int64_t task, int who) {
+        parallel_for(heads * chunks, threads, [&](int64_t task, int who) {
             int64_t bh = task / chunks, g = task % chunks * chunk, end = std::min(g + chunk, round.groups());
             if (g) g = group_at(call, round, bh, g - 1).stop;  // groups that go with one before are not of this chunk
             while (g < end) {
@@ -308,7 +333,8 @@ inline void forward(const Call& call, const Forward& result) {
             }
         });
     }
-    parallel_for(heads, call.threads, [&](int64_t bh, int who) { worker_at(who).finish(bh); });
+    parallel_for(heads, threads_for(double(rows) * double(call.v.dim), threads),
+                 [&](int64_t bh, int who) { worker_at(who).finish(bh); });
 }
 
 }  // namespace coterie::COTERIE_ISA

@@ -5,6 +5,7 @@
 
 #include "candidates.h"
 #include "draws.h"
+#include "normals.h"
 #include "orders.h"
 
 namespace coterie::COTERIE_ISA {
@@ -94,14 +95,14 @@ inline void to_buckets(Side* sides, int64_t round, int64_t groups, double shift)
 }
 
 inline void smyrf_orders(const HashCall& call, int32_t* query_order, int32_t* key_order) {
-    parallel_for(call.q.batch * call.q.heads, call.threads, [&](int64_t bh, int) {
+    int64_t width = call.q.dim + appended(call.transform);
+    Normals drawn = kept_normals().of(call.draws, kProjection, call.q.heads, call.rounds, width);
+    double numbers = 2 * (call.q.numbers() + call.k.numbers()) * double(call.rounds);
+    parallel_for(call.q.batch * call.q.heads, threads_for(numbers, call.threads), [&](int64_t bh, int) {
         int64_t b = bh / call.q.heads, h = bh % call.q.heads, hk = h / (call.q.heads / call.k.heads);
-        int64_t dim = call.q.dim, stride = dim + appended(call.transform);
-        std::vector<double> directions(call.rounds * stride);
-        for (int64_t r = 0; r < call.rounds; r++) {
-            breathe();
-            for (int64_t d = 0; d < stride; d++) directions[r * stride + d] = call.draws.normal(kProjection, h, r, d);
-        }
+        int64_t dim = call.q.dim, stride = width;
+        const float* mine = drawn->data() + h * call.rounds * stride;
+        std::vector<double> directions(mine, mine + call.rounds * stride);
         Side sides[] = {
             {.rows = call.q, .batch = b, .head = h, .mask = call.query_mask + b * call.q.rows},
             {.rows = call.k, .batch = b, .head = hk, .mask = call.key_mask + b * call.k.rows},

@@ -152,7 +152,9 @@ private:
 // Every segment must lie in `order`, and every row in [0, rows). A mean cannot leave out what a mask hides.
 void check_segments(const char* name, const Segments& segments, int64_t rows, const char* mask = "",
                     const uint8_t* real = nullptr) {
-    parallel_for(segments.count() ? segments.batch * segments.heads : 0, segments.threads, [&](int64_t bh, int) {
+    int64_t heads = segments.count() ? segments.batch * segments.heads : 0;
+    int threads = threads_for(2 * double(heads) * double(segments.order.length), segments.threads);
+    parallel_for(heads, threads, [&](int64_t bh, int) {
         int64_t b = bh / segments.heads, h = bh % segments.heads;
         const int32_t *start = segments.start.at(b, h), *stop = segments.stop.at(b, h);
         const int32_t* order = segments.order.at(b, h);
@@ -221,6 +223,15 @@ Regions& regions() {
     return all;
 }
 
+double worth_a_thread() {
+    static const double found = [] {
+        const char* given = std::getenv("COTERIE_GRAIN");
+        double number = given ? std::atof(given) : 0;
+        return number > 0 ? number : double(1 << 19);
+    }();
+    return found;
+}
+
 Team current_team() { return adopted_by.load() == process() ? adopted.load() : nullptr; }
 
 void adopt_team(Team team) {
@@ -230,7 +241,10 @@ void adopt_team(Team team) {
 
 void check_plan(Call& call) {
     Padding padding;
-    parallel_for(call.batch * call.heads, call.threads, [&](int64_t bh, int) {
+    int64_t slots = 0;
+    for (auto& round : call.rounds) slots += round.query_order.length + round.key_order.length;
+    int64_t heads = call.batch * call.heads;
+    parallel_for(heads, threads_for(4 * double(heads * slots), call.threads), [&](int64_t bh, int) {
         for (size_t r = 0; r < call.rounds.size(); r++) {
             RoundCheck check(call, r, bh / call.heads, bh % call.heads);
             check.check_queries();
@@ -307,9 +321,9 @@ void run_backward(Call& call, Backward& result) {
     check_plan(call);
     VirtualRows rows(call);
     auto make_room = [&](Gradient& gradient, const Segments& segments, int64_t heads) {
-        int64_t size = gradient.own_rows * gradient.dim;
-        prefer_large_pages(gradient.own, call.batch * heads * size * int64_t(sizeof(float)));
-        parallel_for(call.batch * heads, call.threads,
+        int64_t size = gradient.own_rows * gradient.dim, all = call.batch * heads * size;
+        prefer_large_pages(gradient.own, all * int64_t(sizeof(float)));
+        parallel_for(call.batch * heads, threads_for(double(all), call.threads),
                      [&](int64_t bh, int) { std::fill_n(gradient.own + bh * size, size, 0.0f); });
         gradient.mean_rows = segments.count();
         gradient.means.assign(segments.batch * segments.heads * segments.count() * gradient.dim, 0.0f);

@@ -13,6 +13,7 @@ struct Kernels {
     void (*forward)(const Call&, const Forward&);
     void (*backward)(const Call&, Backward&);
     void (*decode)(const DecodeCall&);
+    void (*decode_all)(const AllKeysCall&);
     void (*finish)(const FinishCall&);
     void (*means)(const Segments&, const Rows&, float*);
     void (*means_backward)(const Segments&, Gradient&);

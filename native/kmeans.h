@@ -33,7 +33,8 @@ inline void train(Points& points, const int64_t* chosen, int64_t n, int64_t iter
 inline void kmeans(const KmeansCall& call, int64_t* labels, double* centroids) {
     int64_t heads = call.x.heads, dim = call.x.dim, rows = call.x.rows, capacity = call.clusters;
     std::fill(labels, labels + call.x.batch * heads * rows, 0);
-    parallel_for(call.x.batch * heads * call.parts.count, call.threads, [&](int64_t at, int) {
+    int threads = threads_for(call.x.numbers() * double(capacity * (call.iterations + 1)), call.threads);
+    parallel_for(call.x.batch * heads * call.parts.count, threads, [&](int64_t at, int) {
         int64_t part = at % call.parts.count, bh = at / call.parts.count, b = bh / heads, h = bh % heads;
         int64_t drawn = call.per_head ? h : 0, used = capacity;
         if (call.counts) used = std::clamp<int64_t>(call.counts[b * call.parts.count + part], 0, capacity);
@@ -70,7 +71,7 @@ inline void kmeans(const KmeansCall& call, int64_t* labels, double* centroids) {
 
 // The mean of the real members of each cluster, (clusters × dim) float64; an empty one is 0.
 inline void cluster_means(const MeansCall& call, const int64_t* labels, double* means) {
-    parallel_for(call.x.batch * call.x.heads, call.threads, [&](int64_t bh, int) {
+    parallel_for(call.x.batch * call.x.heads, threads_for(2 * call.x.numbers(), call.threads), [&](int64_t bh, int) {
         int64_t b = bh / call.x.heads, h = bh % call.x.heads, dim = call.x.dim;
         double* sums = means + bh * call.clusters * dim;
         std::vector<int64_t> sizes(call.clusters, 0);

@@ -7,6 +7,7 @@
 
 #include "candidates.h"
 #include "kmeans_starts.h"
+#include "normals.h"
 
 namespace coterie::COTERIE_ISA {
 
@@ -176,13 +177,11 @@ inline void sign_bits(const float* row, const float* products, float limit, cons
 }
 
 // The signs of random projections of every row of a head, `words` words a row.
-inline std::vector<uint64_t> sign_bits(const HammingCall& call, int64_t b, int64_t h, int64_t words) {
+inline std::vector<uint64_t> sign_bits(const HammingCall& call, const float* normals, int64_t b, int64_t h,
+                                       int64_t words) {
     int64_t dim = call.x.dim, stride = padded(call.bits);
     Candidates planes(call.bits, dim);
-    for (int64_t m = 0; m < call.bits; m++) {
-        breathe();
-        for (int64_t d = 0; d < dim; d++) planes.exact[m * dim + d] = call.draws.normal(kHyperplane, h, m, d);
-    }
+    std::copy_n(normals + h * call.bits * dim, call.bits * dim, planes.exact.data());
     planes.prepare();
     std::vector<uint64_t> bits(call.x.rows * words, 0);
     Buffer block(kRowBlock * dim), products(kRowBlock * stride);
@@ -215,14 +214,14 @@ inline constexpr ByteBits spread_byte;
 // centres that have moved are compared again.
 class HammingClusters {
 public:
-    HammingClusters(const HammingCall& call, int64_t b, int64_t h, int64_t* labels)
+    HammingClusters(const HammingCall& call, const float* normals, int64_t b, int64_t h, int64_t* labels)
         : words_((call.bits + 63) / 64),
           bits_count_(call.bits),
           n_(call.x.rows),
           k_(call.clusters),
           real_(call.mask + b * n_),
           labels_(labels),
-          bits_(sign_bits(call, b, h, words_)),
+          bits_(sign_bits(call, normals, b, h, words_)),
           centers_(k_ * words_),
           ones_(k_ * words_ * 64, 0),
           sizes_(k_, 0),
@@ -330,8 +329,10 @@ private:
 
 inline void hamming_kmeans(const HammingCall& call, int64_t* labels) {
     if (call.x.rows == 0) return;  // nobody to start from
-    parallel_for(call.x.batch * call.x.heads, call.threads, [&](int64_t bh, int) {
-        HammingClusters clusters(call, bh / call.x.heads, bh % call.x.heads, labels + bh * call.x.rows);
+    Normals planes = kept_normals().of(call.draws, kHyperplane, call.x.heads, call.bits, call.x.dim);
+    double numbers = call.x.numbers() * double(call.bits + call.clusters * (call.iterations + 1) / 32);
+    parallel_for(call.x.batch * call.x.heads, threads_for(numbers, call.threads), [&](int64_t bh, int) {
+        HammingClusters clusters(call, planes->data(), bh / call.x.heads, bh % call.x.heads, labels + bh * call.x.rows);
         clusters.run(call.iterations);
     });
 }

@@ -6,9 +6,14 @@
 
 namespace coterie::COTERIE_ISA {
 
+inline int threads_for_means(const Segments& segments, int64_t dim) {
+    double members = double(segments.batch * segments.heads) * double(segments.order.length + segments.count());
+    return threads_for(2 * members * double(dim), segments.threads);
+}
+
 inline void means(const Segments& segments, const Rows& x, float* result) {
     int64_t count = segments.count();
-    parallel_for(segments.batch * segments.heads, segments.threads, [&](int64_t bh, int) {
+    parallel_for(segments.batch * segments.heads, threads_for_means(segments, x.dim), [&](int64_t bh, int) {
         int64_t b = bh / segments.heads, h = bh % segments.heads;
         const int32_t *start = segments.start.at(b, h), *stop = segments.stop.at(b, h);
         const int32_t* order = segments.order.at(b, h);
@@ -36,7 +41,7 @@ inline void means(const Segments& segments, const Rows& x, float* result) {
 // Each member gets its share of its mean's gradient.
 inline void means_backward(const Segments& segments, Gradient& gradient) {
     int64_t count = segments.count(), dim = gradient.dim;
-    parallel_for(segments.batch * segments.heads, segments.threads, [&](int64_t bh, int) {
+    parallel_for(segments.batch * segments.heads, threads_for_means(segments, dim), [&](int64_t bh, int) {
         int64_t b = bh / segments.heads, h = bh % segments.heads;
         const int32_t *start = segments.start.at(b, h), *stop = segments.stop.at(b, h);
         const int32_t* order = segments.order.at(b, h);

@@ -1,6 +1,5 @@
 // Python's view of the kernels: tensors come in and go out through DLPack, and the GIL is free while they work.
 #include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -501,6 +500,28 @@ static void decode(const Tensor& q, const Tensor& k, const Tensor& v, const Tens
     kernels().decode(call);
 }
 
+static void decode_all(const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& real,
+                       const Tensor& seen, double scale, int64_t threads, const Tensor& out) {
+    Rows queries = rows_of("q", q), keys = rows_of("k", k);
+    Rows values = rows_of("v", v, {keys.batch, keys.heads, keys.rows, size_of(v, 3)});
+    check_shape("q", q, {keys.batch, queries.heads, queries.rows, keys.dim});
+    check_heads("q", queries.heads, keys.heads);
+    AllKeysCall call{
+        .q = queries,
+        .k = keys,
+        .v = values,
+        .real = mask_of("real", real, keys),
+        .seen = data_of<int32_t>("seen", seen, {keys.batch, queries.rows}),
+        .scale = static_cast<float>(scale),
+        .threads = check_threads(threads),
+        .out = data_of<float>("out", out, {keys.batch, queries.heads, queries.rows, values.dim}),
+    };
+    for (int64_t i = 0; i < keys.batch * queries.rows; i++) check_in("seen", call.seen[i], 0, keys.rows);
+    if (!out.size()) return;
+    Working working;
+    kernels().decode_all(call);
+}
+
 static void finish(const Tensor& k, const Tensor& v, const Tensor& rows, const Tensor& labels, const Tensor& samples,
                    int64_t first_place, int64_t first_cluster, int64_t clusters, int64_t threads, const Tensor& bytes,
                    const Tensor& scales, const Tensor& order, const Tensor& offsets, const Tensor& mean_keys,
@@ -562,6 +583,7 @@ NB_MODULE(_native, m) {
     m.def("decode", decode, "q"_a, "k"_a, "v"_a, "real"_a, "rank"_a, "bytes"_a, "scales"_a, "order"_a, "offsets"_a,
           "mean_keys"_a, "mean_values"_a, "chunk"_a, "per"_a, "sinks"_a, "near"_a, "reach"_a, "least"_a, "scale"_a,
           "threads"_a, "out"_a, "picks"_a.none());
+    m.def("decode_all", decode_all, "q"_a, "k"_a, "v"_a, "real"_a.none(), "seen"_a, "scale"_a, "threads"_a, "out"_a);
     m.def("finish", finish, "k"_a, "v"_a, "rows"_a, "labels"_a, "samples"_a, "first_place"_a, "first_cluster"_a,
           "clusters"_a, "threads"_a, "bytes"_a, "scales"_a, "order"_a, "offsets"_a, "mean_keys"_a, "mean_values"_a);
     m.def("adopt_team", [](uintptr_t address) { adopt_team(reinterpret_cast<Team>(address)); });

@@ -123,7 +123,8 @@ private:
 // The near keys of each group, and how many keys it leaves of each cluster that it sees.
 inline void near_keys(const NearCall& call, const float* queries, const Picks& picks) {
     int64_t left = call.groups * call.room, share = call.heads / std::max<int64_t>(1, call.k.heads);
-    parallel_for(call.k.batch * call.heads, call.threads, [&](int64_t bh, int) {
+    int64_t written = call.k.batch * call.heads * (call.groups * call.near + left);
+    parallel_for(call.k.batch * call.heads, threads_for(double(written), call.threads), [&](int64_t bh, int) {
         std::fill_n(picks.keys + bh * call.groups * call.near, call.groups * call.near, 0);
         if (picks.wide)
             std::fill_n(picks.wide + bh * left, left, 0);
@@ -131,7 +132,10 @@ inline void near_keys(const NearCall& call, const float* queries, const Picks& p
             std::fill_n(picks.narrow + bh * left, left, int16_t{0});
     });
     if (!call.groups) return;
-    std::vector<std::unique_ptr<NearWorker>> workers(std::max(1, call.threads));
+    double met = double(call.k.batch * call.heads * call.groups) * double(call.room + call.reach);
+    int readers = threads_for(2 * call.k.numbers(), call.threads);
+    int threads = threads_for(met * double(call.k.dim), call.threads);
+    std::vector<std::unique_ptr<NearWorker>> workers(threads);
     for (int64_t b = 0; b < call.k.batch; b++) {
         std::vector<Party> parties = parties_of(call, b);
         auto count = static_cast<int64_t>(parties.size());
@@ -141,12 +145,12 @@ inline void near_keys(const NearCall& call, const float* queries, const Picks& p
             std::vector<std::unique_ptr<KeyBytes>> keys(heads);
             for (int64_t h = 0; h < heads; h++) keys[h] = std::make_unique<KeyBytes>(call, b, first + h);
             constexpr int64_t kPieces = KeyBytes::kPieces;
-            parallel_for(heads * kPieces, call.threads,
+            parallel_for(heads * kPieces, readers,
                          [&](int64_t task, int) { keys[task / kPieces]->read(task % kPieces); });
-            parallel_for(heads * kPieces, call.threads,
+            parallel_for(heads * kPieces, readers,
                          [&](int64_t task, int) { keys[task / kPieces]->put(task % kPieces); });
             for (auto& each : keys) each->forget_rows();
-            parallel_for(heads * share * count, call.threads, [&](int64_t task, int who) {
+            parallel_for(heads * share * count, threads, [&](int64_t task, int who) {
                 if (!workers[who]) workers[who] = std::make_unique<NearWorker>(call, queries, picks);
                 int64_t h = task / (share * count), party = task / share % count;
                 workers[who]->meet(b, (first + h) * share + task % share, parties[party], *keys[h]);

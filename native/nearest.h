@@ -73,14 +73,15 @@ private:
     std::vector<double> exact_;
 };
 
-// Points as bytes, and how far each is from what its bytes say.
+// Points as whole numbers of few bits, and how far each is from what they say.
+template <class T>
 class RoughPoints {
 public:
-    // The points chosen[0 … n), or the first n.
-    void read(const Points& points, const int64_t* chosen, int64_t n, int64_t dim) {
+    // The points chosen[0 … n), or the first n; numbers are at most `most`.
+    void read(const Points& points, const int64_t* chosen, int64_t n, int64_t dim, float most) {
         if (chosen == chosen_ && n == left.rows) return;
         chosen_ = chosen;
-        left.clear(dim, kRightMost);
+        left.clear(dim, most);
         lost.resize(n);
         row_.assign(padded(dim), 0);
         for (int64_t i = 0; i < n; i++) {
@@ -90,7 +91,7 @@ public:
         }
     }
 
-    LeftBytes left;
+    Left<T> left;
     std::vector<float> lost;
 
 private:
@@ -98,9 +99,53 @@ private:
     std::vector<float> row_;
 };
 
+// Products of points and centroids in few bits.
+template <class T>
+class RoughProducts {
+public:
+    RoughProducts(int64_t centroids, int64_t dim)
+        : dim_(dim),
+          most_(sizeof(T) == 1 ? kRightMost
+                               : std::min(4095.0f, std::floor(46340 / std::sqrt(static_cast<float>(padded(dim)))))),
+          right_(centroids, dim),
+          row_(padded(dim)),
+          whole_(padded(dim)) {}
+
+    const Left<T>& left() const { return points_.left; }
+    float lost(int64_t i) const { return points_.lost[i]; }
+
+    // Returns how far a centroid is from what its numbers say, at most.
+    float read(const Points& points, const int64_t* chosen, int64_t n, const Candidates& centroids) {
+        points_.read(points, chosen, n, dim_, most_);
+        float farthest = 0;
+        for (int64_t c = 0; c < centroids.count; c++) {
+            for (int64_t d = 0; d < dim_; d++) row_[d] = static_cast<float>(centroids.exact[c * dim_ + d]);
+            float lost = 0;
+            right_.put(c, whole_.data(),
+                       to_whole(row_.data(), dim_, most_, sizeof(T) == 1 ? kLift : 0, whole_.data(), &lost));
+            farthest = std::max(farthest, lost);
+        }
+        return farthest;
+    }
+
+    // Of a block of points with all centroids.
+    void multiply(int64_t block, float* to, int64_t stride) const {
+        block_products(points_.left, block, right_, 0, stride / kLanes, to, stride);
+    }
+
+private:
+    int64_t dim_;
+    float most_;  // sums of products of shorts fit into 32 bits
+    RoughPoints<T> points_;
+    Right<T> right_;
+    std::vector<float> row_;
+    std::vector<T> whole_;
+};
+
 // Finds the nearest centroid of points. The products that tell are those of bytes where there is an instruction for
-// them, a quarter of the work, and otherwise those of float32. Both are off by less than a bound, and who is within it
-// of the best is judged in float64: the result is the same.
+// them, a quarter of the work, those of 16 bits where there is none, half of it, and those of float32 where few are
+// needed. All are off by less than a bound, and who is within it of the best is judged in float64: the result is the
+// same.
 class Nearest {
 public:
     // `passes`: how often points will be assigned, about.
@@ -109,15 +154,14 @@ public:
           centroids_(centroids),
           dim_(centroids.dim),
           stride_(padded(centroids.count)),
-          bytes_(has_vnni() && dim_ <= kWidest && stride_ / kLanes * passes >= kWorthIt),
-          scores_((bytes_ ? kByteRows : kRowBlock) * stride_),
+          rough_(kHasShorts && dim_ <= kWidest && stride_ / kLanes * passes >= kWorthIt),
+          scores_((rough_ ? kByteRows : kRowBlock) * stride_),
           half_(stride_),
           exact_half_(centroids.count),
           row_(dim_),
           block_(kRowBlock),
-          right_(bytes_ ? centroids.count : 0, dim_),
-          whole_(padded(dim_)),
-          whole_bytes_(quads_of(dim_) * kQuad) {}
+          bytes_(rough_ && has_vnni() ? centroids.count : 0, dim_),
+          shorts_(rough_ && !has_vnni() ? centroids.count : 0, dim_) {}
 
     // For the points chosen[0 … n), or the first n.
     void assign(const int64_t* chosen, int64_t n, std::vector<int64_t>& labels) {
@@ -127,20 +171,22 @@ public:
             half_[c] = c < centroids_.count ? static_cast<float>(exact_half_[c]) : INFINITY;
         }
         labels.resize(n);
-        if (bytes_)
+        if (rough_)
             centroids_.measure();
         else
             centroids_.prepare();
         doubt_ = Doubt(centroids_.longest, dim_);
-        if (bytes_)
-            assign_by_bytes(chosen, n, labels);
-        else
+        if (!rough_)
             assign_by_floats(chosen, n, labels);
+        else if (has_vnni())
+            assign_roughly(bytes_, chosen, n, labels);
+        else
+            assign_roughly(shorts_, chosen, n, labels);
     }
 
 private:
     static constexpr int64_t kWidest = 1 << 15;  // sums of products of bytes fit into 32 bits
-    static constexpr int64_t kWorthIt = 4;  // panels of centroids that each point meets, from which on bytes pay
+    static constexpr int64_t kWorthIt = 4;  // panels of centroids that each point meets, from which on few bits pay
 
     void assign_by_floats(const int64_t* chosen, int64_t n, std::vector<int64_t>& labels) {
         for (int64_t first = 0; first < n; first += kRowBlock) {
@@ -155,33 +201,19 @@ private:
         }
     }
 
-    void assign_by_bytes(const int64_t* chosen, int64_t n, std::vector<int64_t>& labels) {
-        points_as_bytes_.read(points_, chosen, n, dim_);
-        float lost = read_centroids();
-        const LeftBytes& left = points_as_bytes_.left;
+    template <class T>
+    void assign_roughly(RoughProducts<T>& products, const int64_t* chosen, int64_t n, std::vector<int64_t>& labels) {
+        float lost = products.read(points_, chosen, n, centroids_);
         for (int64_t first = 0; first < n; first += kByteRows) {
             if (first % kRowBlock < kByteRows) breathe();
-            block_products(left, first / kByteRows, right_, 0, stride_ / kLanes, scores_, stride_);
+            products.multiply(first / kByteRows, scores_, stride_);
             for (int64_t i = first; i < std::min(n, first + kByteRows); i++) {
                 int64_t point = chosen ? chosen[i] : i;
-                float mine = points_as_bytes_.lost[i], size = points_.length_of(point) + mine;
+                float mine = products.lost(i), size = points_.length_of(point) + mine;
                 float off = 1.001f * (mine * static_cast<float>(centroids_.longest) + size * lost);
-                labels[i] = decide(scores_ + (i - first) * stride_, left.scales[i], point, off);
+                labels[i] = decide(scores_ + (i - first) * stride_, products.left().scales[i], point, off);
             }
         }
-    }
-
-    // Centroids as bytes; returns how far one is from what its bytes say, at most.
-    float read_centroids() {
-        float most = 0;
-        for (int64_t c = 0; c < centroids_.count; c++) {
-            for (int64_t d = 0; d < dim_; d++) whole_[d] = static_cast<float>(centroids_.exact[c * dim_ + d]);
-            float lost = 0;
-            right_.put(c, whole_bytes_.data(),
-                       to_whole(whole_.data(), dim_, kRightMost, kLift, whole_bytes_.data(), &lost));
-            most = std::max(most, lost);
-        }
-        return most;
     }
 
     // `s`: the products with a point, relative to `scale` and off by `off` at most, besides what float32 rounds.
@@ -232,14 +264,12 @@ private:
     Points& points_;
     Candidates& centroids_;
     int64_t dim_, stride_;
-    bool bytes_;
+    bool rough_;
     Buffer scores_, half_;
     std::vector<double> exact_half_, row_;
     std::vector<const float*> block_;
-    RoughPoints points_as_bytes_;
-    RightBytes right_;
-    std::vector<float> whole_;
-    std::vector<uint8_t> whole_bytes_;
+    RoughProducts<uint8_t> bytes_;
+    RoughProducts<int16_t> shorts_;
     Doubt doubt_{0, 0};
 };
 

@@ -53,6 +53,14 @@ struct HeadRows {
     std::vector<double> wide = std::vector<double>(rows.dim);
 
     const float* rough(int64_t i) { return fetch(rows, batch, head, i, scratch.data()); }
+    // What is not finite is 0.
+    const float* tame(int64_t i) {
+        const float* row = rough(i);
+        if (all_finite(row, rows.dim)) return row;
+        if (row != scratch.data()) std::copy_n(row, rows.dim, scratch.data());
+        zero_wild(scratch.data(), rows.dim);
+        return scratch.data();
+    }
     const double* exact(int64_t i) {
         read_double(rows, batch, head, i, scratch.data(), wide.data());
         return wide.data();
@@ -78,8 +86,21 @@ struct Sorter {
         other_order.resize(n);
     }
 
-    // Stable radix sort of `keys`; the positions in ascending order go to `to`.
+    // The positions of `keys` in ascending order, ties by position.
     void sort(int64_t n, int32_t* to) {
+        constexpr int64_t kFew = 400;  // below, clearing the counters of radix sort takes longer than all the rest
+        if (n < kFew) {
+            uint64_t both[kFew];
+            for (int64_t i = 0; i < n; i++) both[i] = uint64_t{keys[i]} << 32 | static_cast<uint64_t>(i);
+            std::sort(both, both + n);
+            for (int64_t i = 0; i < n; i++) to[i] = static_cast<int32_t>(both[i] & 0xFFFFFFFFu);
+            return;
+        }
+        radix_sort(n, to);
+    }
+
+private:
+    void radix_sort(int64_t n, int32_t* to) {
         constexpr int kBits = 11, kSize = 1 << kBits;
         std::vector<int32_t> counts(3 * kSize, 0);
         for (int64_t i = 0; i < n; i++) {
@@ -114,7 +135,7 @@ struct Sorter {
 constexpr uint32_t kLast = 0xFFFFFFFFu;  // sorts after every float
 
 inline void order_by(const float* scores, const uint8_t* mask, const OrderShape& shape, int32_t* order, int threads) {
-    parallel_for(shape.lists, threads, [&](int64_t list, int) {
+    parallel_for(shape.lists, threads_for(16 * double(shape.lists * shape.length), threads), [&](int64_t list, int) {
         thread_local Sorter sorter;
         sorter.resize(shape.length);
         const uint8_t* real = mask + list * shape.length;
@@ -127,7 +148,7 @@ inline void order_by(const float* scores, const uint8_t* mask, const OrderShape&
 // Members of each label in order of position, and where each label starts; those that are masked come last.
 inline void group_by(const int64_t* labels, const uint8_t* mask, const OrderShape& shape, int64_t groups,
                      int32_t* order, int32_t* offsets, int threads) {
-    parallel_for(shape.lists, threads, [&](int64_t list, int) {
+    parallel_for(shape.lists, threads_for(4 * double(shape.lists * shape.length), threads), [&](int64_t list, int) {
         const int64_t* label = labels + list * shape.length;
         const uint8_t* real = mask + list * shape.length;
         std::vector<int32_t> next(groups + 2, 0);

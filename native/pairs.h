@@ -21,7 +21,9 @@ struct Group {
     int64_t key_count, first_key_slot = 0;
 };
 
-constexpr int64_t kTogether = 128;  // groups that are taken together begin and end between two multiples of this
+// Groups that are taken together begin and end between two multiples of this, whoever takes them, so that the result
+// has the same bits. The queries and sums of so many, of a dozen queries each, fit into the cache of a core.
+constexpr int64_t kTogether = 64;
 
 // Group `first`, and those behind it that have the same range of keys: these are then gathered once.
 inline Group group_at(const Call& call, const Round& round, int64_t bh, int64_t first) {
@@ -44,6 +46,11 @@ inline Group group_at(const Call& call, const Round& round, int64_t bh, int64_t 
         .key_count = stops[first] - starts[first],
         .first_key_slot = starts[first],
     };
+}
+
+// No fewer pairs than a call can meet.
+inline double pairs_at_most(const Call& call) {
+    return double(call.batch * call.heads) * double(call.q.rows) * double(call.k.rows) * double(call.rounds.size());
 }
 
 // A query that meets nobody else, with its self key. The group refers to both.

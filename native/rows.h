@@ -20,10 +20,14 @@ inline int64_t padded(int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
 // Memory of one worker, aligned to cache lines.
 class Buffer {
 public:
-    explicit Buffer(int64_t floats) : memory_(new float[floats + 16]) {
+    explicit Buffer(int64_t floats) : Buffer(floats, kUnset) { std::fill(start_, start_ + floats, 0.0f); }
+
+    // What is written before it is read need not be 0: a short call would take longer to clear it than for all the
+    // rest.
+    enum Contents { kUnset };
+    Buffer(int64_t floats, Contents) : memory_(new float[floats + 16]) {
         auto address = reinterpret_cast<uintptr_t>(memory_.get());
         start_ = reinterpret_cast<float*>((address + 63) / 64 * 64);
-        std::fill(start_, start_ + floats, 0.0f);
     }
     operator float*() { return start_; }
 

@@ -2,6 +2,7 @@
 // (an idle OpenMP worker spins for a while before it sleeps); otherwise threads that live for one call.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -30,6 +31,10 @@ struct Regions {
     std::atomic<int64_t> count{0}, held{0}, idle{0};
 };
 Regions& regions();
+
+// The numbers that are worth a thread: half a million, or COTERIE_GRAIN in the environment, to test small calls on
+// several threads.
+double worth_a_thread();
 
 inline int64_t nanoseconds() {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
@@ -101,6 +106,12 @@ struct Tasks {
         }
     }
 };
+
+// How many threads a piece of work is worth, by the numbers that it multiplies or moves: a team takes longer to come
+// together than a little work takes one of them, and far longer where others want the cores.
+inline int threads_for(double numbers, int threads) {
+    return static_cast<int>(std::clamp(numbers / worth_a_thread(), 1.0, double(std::max(1, threads))));
+}
 
 // Run task(index, worker) for each index in [0, count) on at most `threads` threads. Tasks must not depend on who runs
 // them; then neither does the result.

@@ -139,7 +139,8 @@ inline void top_keys(const TopCall& call, const double* queries, int64_t* top) {
     if (call.count == 0 || call.queries == 0) return;
     const int64_t most = std::clamp<int64_t>((1 << 20) / std::max<int64_t>(1, padded(call.k.rows)), 24, 120);
     int64_t blocks = (call.queries + most - 1) / most;
-    parallel_for(call.k.batch * call.heads * blocks, call.threads, [&](int64_t task, int) {
+    double numbers = double(call.k.batch * call.heads * call.queries) * double(call.k.rows) * double(call.k.dim);
+    parallel_for(call.k.batch * call.heads * blocks, threads_for(numbers, call.threads), [&](int64_t task, int) {
         int64_t bh = task / blocks, first = task % blocks * most, here = std::min(most, call.queries - first);
         int64_t b = bh / call.heads, hk = bh % call.heads / (call.heads / call.k.heads), n = call.k.rows;
         TopBlock block(call, queries + (bh * call.queries + first) * call.k.dim, here, b, hk);

@@ -19,7 +19,8 @@ from torch import Tensor
 import coterie
 import coterie.engine.triton  # which declares ops
 import coterie.hf
-import coterie.planning.lloyd  # which does, too
+import coterie.planning.largest  # which does, too
+import coterie.planning.lloyd  # and this
 from tests.cases import MECHANISMS, padding, tensors
 
 FILE = Path(__file__).with_name("golden.json")

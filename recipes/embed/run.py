@@ -32,9 +32,7 @@ _SEQUENCES = 5  # to fit on: one to search, and four that certify
 def main(
     model: command.Model = "demo",
     mechanism: command.Mechanisms = None,
-    lengths: Annotated[
-        str, typer.Option(help="Tokens of a document, separated by commas.")
-    ] = "512,1024,2048,4096,8192",
+    lengths: Annotated[str, typer.Option(help="Tokens of a document, separated by commas.")] = "512,2048,8192",
     fit: Annotated[float, typer.Option(min=0, max=1, help="The fidelity of a fitted model; 0: none is fitted.")] = 0.99,
     fit_seconds: Annotated[float, typer.Option(min=1, help="How long to fit at each length.")] = 120,
     text: Annotated[

@@ -58,12 +58,13 @@ def test_plans_of_short_floats_equal_the_references(dtype):
         assert torch.equal(reference, ours), name
 
 
+@pytest.mark.parametrize("times", [1, 400])  # few are sorted in another way than many
 @given(st.lists(st.floats(width=32), min_size=1, max_size=40), st.integers(0, 2**40))
-def test_radix_sort_is_the_reference_sort(scores, bits):
+def test_radix_sort_is_the_reference_sort(times, scores, bits):
     from coterie.planning.orders import order_by
 
-    values = torch.tensor(scores, dtype=torch.float32)
-    mask = torch.tensor([bool(bits >> i & 1) for i in range(len(scores))])
+    values = torch.tensor(scores, dtype=torch.float32).repeat(times)
+    mask = torch.tensor([bool(bits >> i & 1) for i in range(len(scores))]).repeat(times)
     assert planning.order_by(values, mask).tolist() == order_by(values, mask).tolist()
 
 
@@ -94,6 +95,55 @@ def test_the_same_bits_for_any_number_of_threads(name, batch, heads):
         torch.set_num_threads(before)
     for other in found[1:]:
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize(("batch", "heads", "key_heads"), [(2, 3, 3), (1, 4, 1), (1, 1, 1)])
+@pytest.mark.parametrize("shape", [(1, 1), (300, 300)])
+def test_the_same_bits_of_a_masks_gradient(name, batch, heads, key_heads, shape):
+    """Groups are computed by anybody, and added in one order."""
+    q, k, v = tensors(batch, heads, 300, dim=16, key_heads=key_heads, dtype=torch.float32)
+    mechanism = MECHANISMS[name]
+    plan = mechanism.plan(q, k)
+    if shape != (1, 1) and (plan.query_means or plan.key_means):
+        pytest.skip("a mean has no place in a mask of pairs")
+    mask = torch.randn(1, 1, *shape, generator=torch.Generator().manual_seed(1))
+    upstream = torch.randn(q.shape, generator=torch.Generator().manual_seed(2))
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            leaves = [x.detach().clone().requires_grad_() for x in (q, k, v, mask)]
+            one, two, three, four = leaves
+            out = coterie.grouped_attention(one, two, three, plan, attn_mask=four).out
+            found.append(torch.autograd.grad(out, leaves, upstream))
+    finally:
+        torch.set_num_threads(before)
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+    wide = [x.detach().double().requires_grad_() for x in (q, k, v, mask)]
+    one, two, three, four = wide
+    out = coterie.grouped_attention(one, two, three, plan, attn_mask=four, backend="reference").out
+    for ours, want in zip(found[0], torch.autograd.grad(out, wide, upstream.double()), strict=True):
+        # The gradient of one number that is added to all scores is 0: what is left of 90,000 terms.
+        torch.testing.assert_close(ours.double(), want, rtol=2e-4, atol=2e-4 if want.numel() == 1 else 4e-5)
+
+
+def test_small_calls_stay_on_one_thread():
+    code = """
+import torch, coterie
+from coterie import compiled
+torch.set_num_threads(2)
+def teams(length):
+    q = torch.randn(1, 8, length, 64)
+    before = compiled.regions().calls
+    coterie.attention(q, q, q, "smyrf:cluster_size=16")
+    return compiled.regions().calls - before
+assert teams(8) == 0, teams(8)
+assert teams(2048) > 0
+"""
+    env = {name: value for name, value in os.environ.items() if name != "COTERIE_GRAIN"}
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, env=env)
 
 
 SAME_BITS = """
@@ -599,7 +649,7 @@ import torch._dynamo  # torch loads it at the first call of an op; it does not l
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 torch.set_num_threads({threads})
 generator = torch.Generator().manual_seed(0)
-q, k, v = (torch.randn(1, 2, {length}, 64, generator=generator) for _ in range(3))
+q, k, v = (torch.randn(1, {heads}, {length}, 64, generator=generator) for _ in range(3))
 plan = {mechanism}.plan(q, k)
 small = [torch.randn(1, 2, 50, 8, requires_grad=True) for _ in range(3)]
 out = coterie.attention(*small, coterie.Full())
@@ -638,17 +688,18 @@ for a, b in zip(torch.autograd.grad(again.sum(), small), torch.autograd.grad(wan
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(
-    ("mechanism", "length", "backward"),
+    ("mechanism", "heads", "length", "backward"),
     [
-        ("coterie.Full()", 30_000, False),
-        ("coterie.Full()", 30_000, True),
-        ("coterie.Smyrf(rounds=32, cluster_size=512)", 65_536, False),
+        ("coterie.Full()", 2, 30_000, False),
+        ("coterie.Full()", 2, 30_000, True),
+        ("coterie.Full()", 1, 40_000, True),  # one head: its groups are shared out, and wait for each other
+        ("coterie.Smyrf(rounds=32, cluster_size=512)", 2, 65_536, False),
     ],
-    ids=["full", "full-backward", "smyrf"],
+    ids=["full", "full-backward", "one-head-backward", "smyrf"],
 )
-def test_ctrl_c_stops_a_long_call(mechanism, length, backward, threads):
+def test_ctrl_c_stops_a_long_call(mechanism, heads, length, backward, threads):
     """Each of these would run for ten seconds and more; the bound is generous, the figure is printed."""
-    code = INTERRUPTED.format(mechanism=mechanism, length=length, backward=backward, threads=threads)
+    code = INTERRUPTED.format(mechanism=mechanism, heads=heads, length=length, backward=backward, threads=threads)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     print(done.stdout.strip())

@@ -385,6 +385,20 @@ def _decode(rng: random.Random) -> Arguments:
     }
 
 
+def _decode_all(rng: random.Random) -> Arguments:
+    batch, heads, key_heads, queries, keys, dim = _sizes(rng)
+    return {
+        "q": _floats(rng, batch, heads, queries, dim),
+        "k": _floats(rng, batch, key_heads, keys, dim),
+        "v": _floats(rng, batch, key_heads, keys, dim),
+        "real": _ints(2, batch, keys).to(torch.uint8) if rng.random() < 0.5 else None,
+        "seen": _ints(keys + 1, batch, queries),
+        "scale": rng.random(),
+        "threads": rng.randint(1, 3),
+        "out": torch.zeros(batch, heads, queries, dim),
+    }
+
+
 def _finish(rng: random.Random) -> Arguments:
     batch, _, heads, _, keys, dim = _sizes(rng)
     clusters = rng.randint(1, 3)
@@ -416,6 +430,7 @@ CALLS: dict[str, Callable[[random.Random], Arguments]] = {
     "near_keys": _near_keys,
     "cross_polytope": _cross_polytope,
     "decode": _decode,
+    "decode_all": _decode_all,
     "finish": _finish,
 }
 

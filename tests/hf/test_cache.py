@@ -249,6 +249,17 @@ def test_a_cache_of_another_model_is_refused():
             deep(ids, past_key_values=coterie.hf.Cache(model))
 
 
+def test_a_cache_of_another_model_of_the_same_shape_is_refused_where_coterie_has_taken_the_model():
+    model, other = (coterie.hf.use(writer("llama"), "dense") for _ in range(2))
+    with torch.no_grad():
+        cache = coterie.hf.Cache(model)
+        model(_tokens(2, 9), past_key_values=cache)
+        model.model(_tokens(2, 1), past_key_values=cache)  # a part of it is no other
+        with pytest.raises(ValueError, match="expected a cache of this LlamaForCausalLM, got one of another Llama"):
+            other(_tokens(2, 1), past_key_values=cache)
+        other(_tokens(2, 1), past_key_values=copy.deepcopy(cache))  # nobody knows whose a copy is
+
+
 def test_another_batch_is_refused():
     model = writer("llama")
     cache = coterie.hf.Cache(model)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 import coterie
 from coterie.call import Call
 from coterie.engine.flat import Inputs
-from coterie.planning import lloyd, triton
-from coterie.planning.orders import Parts
+from coterie.planning import largest, lloyd, search, triton
+from coterie.planning.orders import Parts, top_indices
 from tests.cases import CAUSAL, MECHANISMS, padding, tensors
 
 pytest.importorskip("triton")
@@ -20,6 +22,12 @@ ONE_EACH = [next(n for n, m in MECHANISMS.items() if type(m) is each) for each i
 CALLS = [(n, False) for n in MECHANISMS] + [
     (n, True) for n in CAUSAL if n.startswith(("near-far", "reformer", "smyrf"))
 ]
+
+
+@pytest.fixture(autouse=True)
+def _many_rows_in_a_program(monkeypatch):
+    """The interpreter takes as long for a program of many rows as for one of few."""
+    monkeypatch.setattr(largest, "_ROWS", 64)
 
 
 def whole_numbers(*shape, seed):
@@ -115,6 +123,81 @@ def test_parts_that_are_no_larger_than_a_sample_are_trained_on_as_they_are(monke
     want = triton.kmeans(x, parts, clusters, 2, **settings)
     monkeypatch.setattr(triton, "_training_sample", None)
     assert torch.equal(triton.kmeans(x, known, clusters, 2, **settings)[0], want[0])
+
+
+# --- the largest scores -----------------------------------------------------------------------------------------------
+
+
+def by_sorting(scores, seen, count):
+    """Python's own sort: the largest first, ties by position; what is taken, by position, then 0."""
+    found = torch.zeros(*scores.shape[:-1], count, dtype=torch.int64)
+    rows = zip(
+        *(x.expand_as(y).flatten(0, -2) for x, y in ((scores, scores), (seen, scores), (found, found))), strict=True
+    )
+    for row, there, target in rows:
+        order = sorted((-score, j) for j, score in enumerate(row.tolist()) if there[j])
+        top = sorted(j for _, j in order[:count])
+        target[: len(top)] = torch.tensor(top, dtype=torch.int64)
+    return found
+
+
+SCORES = {
+    "random": torch.randn(1, 2, 5, 150),
+    "ties": torch.randint(-2, 3, (1, 2, 5, 150)).float(),
+    "zeros of both signs": torch.randint(-1, 2, (1, 2, 5, 150)).float() * 0.0,
+    "wide": torch.randn(1, 2, 5, 150) * 10.0 ** torch.randint(-44, 38, (1, 2, 5, 150)),
+    "double": torch.randn(1, 2, 5, 150, dtype=torch.float64),
+    "one": torch.randn(1, 2, 5, 1),
+}
+
+
+@pytest.mark.parametrize("rows", [4, 64])
+@pytest.mark.parametrize("kind", SCORES)
+def test_the_largest_scores_are_those_that_a_sort_finds(kind, rows, monkeypatch):
+    monkeypatch.setattr(largest, "_ROWS", rows)
+    scores = SCORES[kind]
+    seen = torch.rand(1, 5, scores.shape[-1]) < torch.tensor([0.0, 0.02, 0.5, 0.9, 1.0])[:, None]
+    for count in (1, min(7, scores.shape[-1]), scores.shape[-1]):
+        want = by_sorting(scores.float(), seen[:, None].expand_as(scores), count)
+        assert torch.equal(largest.largest_seen(scores, seen, count), want)
+
+
+def test_scores_that_no_number_holds_count_as_the_reference_has_it():
+    scores = torch.tensor([1.0, float("nan"), float("inf"), -float("inf"), 3e38, -3e38])[None, None, None]
+    seen = torch.ones(1, 1, 6, dtype=torch.bool)
+    want = top_indices(scores, seen, 4).sort(-1).values
+    assert torch.equal(largest.largest_seen(scores, seen, 4), want)
+
+
+def test_keys_count_where_their_place_is_chosen():
+    scores, scale = whole_numbers(2, 2, 3, 4, 37, seed=6), whole_numbers(2, 2, 37, seed=7).abs() + 0.5
+    places = torch.randint(-1, 5, (2, 2, 3, 37))
+    chosen = torch.rand(2, 2, 3, 4, 5) < 0.4
+    wide = places[..., None, :].expand(-1, -1, -1, 4, -1)
+    seen = chosen.gather(-1, wide.clamp(min=0)) & (wide >= 0)
+    want = by_sorting(scores * scale[:, :, None, None], seen, 6)
+    assert torch.equal(largest.largest_chosen(scores, scale, places, chosen, 6), want)
+
+
+@pytest.mark.parametrize(("name", "causal"), [("near-far", False), ("near-far", True), ("topk", False)])
+def test_scores_of_some_rows_at_a_time_give_the_same_plan(name, causal, monkeypatch):
+    """However long the input is, no more of them are in memory."""
+    seen, find = [], largest._largest
+
+    def watched(scores: Tensor, *more: Any) -> tuple[Tensor, Tensor]:
+        seen.append(scores.numel())
+        return find(scores, *more)
+
+    monkeypatch.setattr(largest, "largest_op", watched)
+    q, k = whole_numbers(1, 2, 61, 5, seed=1), whole_numbers(1, 1, 61, 5, seed=2)
+    (reference, ours), whole = plans(name, q, k, causal, None), max(seen)
+    for module in (triton, search):
+        monkeypatch.setattr(module, "_BUDGET", 700)
+    seen.clear()
+    in_parts = plans(name, q, k, causal, None)[1]
+    assert max(seen) <= 700 < whole
+    assert torch.equal(ours.to_dense(), reference.to_dense())
+    assert torch.equal(in_parts.to_dense(), reference.to_dense())
 
 
 # --- nothing that the host waits for ----------------------------------------------------------------------------------

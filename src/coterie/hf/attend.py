@@ -12,7 +12,7 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from coterie.call import HIDDEN
 from coterie.functional import attention
-from coterie.hf import choice, decoding, turn
+from coterie.hf import all_keys, choice, decoding, turn
 from coterie.hf.asked import Asked
 from coterie.hf.masks import Rules, coterie_mask
 from coterie.mechanisms import Mechanism
@@ -57,7 +57,10 @@ def attend(
         if over_cache is not None:
             out = decoding.answer(call, over_cache, attention_mask, position_bias)
             return out.transpose(1, 2).contiguous(), None
-        if position_bias is None and decoding.sees_all(call, attention_mask):
+        visible = decoding.visible(call, attention_mask) if position_bias is None else None
+        if visible is not None and all_keys.answers(call):
+            return all_keys.answer(call, visible).transpose(1, 2).contiguous(), None
+        if visible is not None and visible.all:
             return _sdpa(call, None).transpose(1, 2).contiguous(), None
     causal = is_causal if is_causal is not None else bool(getattr(module, "is_causal", False))
     rules = _rules(call, attention_mask, causal)

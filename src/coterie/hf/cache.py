@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 from torch import Tensor, nn
@@ -56,11 +57,12 @@ class Cache(DynamicCache):  # type: ignore[misc]  # transformers has no types
         self.layers, self.layer_class_to_replicate = _layers(inner), None
         self.max_length = max_length
         self.owner = type(inner).__name__
+        self.made_for: weakref.ref[nn.Module] | None = weakref.ref(inner)
         grow(self, max_length)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and pickles are made of what it holds: a model is not asked for again."""
-        return _restored, (type(self), self.__dict__.copy())
+        return _restored, (type(self), self.__dict__ | {"made_for": None})
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -70,6 +72,14 @@ class Cache(DynamicCache):  # type: ignore[misc]  # transformers has no types
         expect(layer_idx < len(self.layers), "past_key_values", what, f"a model with a layer {layer_idx}")
         found: tuple[Tensor, Tensor] = super().update(key_states, value_states, layer_idx, *args, **kwargs)
         return found
+
+
+def check_owner(cache: Cache, model: nn.Module) -> None:
+    """Refuse a cache that was made for another model than this one, a part of it, or one that it is a part of."""
+    made_for = None if cache.made_for is None else cache.made_for()
+    same = made_for is None or any(each is model for each in made_for.modules())
+    same = same or any(each is made_for for each in model.modules())
+    expect(same, "past_key_values", f"a cache of this {type(model).__name__}", f"one of another {cache.owner}")
 
 
 def grow(cache: DynamicCache, max_length: int | None = None) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from coterie.checks import expect
 from coterie.hf import questions, turn
+from coterie.hf.all_keys import Visible
 from coterie.hf.asked import Asked
 from coterie.hf.buffers import BufferedLayer, holder
 from coterie.hf.masks import Rules
@@ -49,7 +50,6 @@ class _Pass(threading.local):
     mask: Tensor | None = None
     queries: int = 0
     whole: bool = False  # no token is padding
-    alone: bool = False  # one new token, which sees all others
     counted: Tensor | None = None  # 0, 1, 2, …: the places of tokens, where none is padding
     real: Tensor | None = None  # (B, N) bool
     before: Tensor | None = None  # what was real in the pass before
@@ -57,23 +57,32 @@ class _Pass(threading.local):
     rules: Rules | None = None
     asking: Tensor | None = None  # (B, Nq) bool: queries that are real tokens
     step: Step | None = None
+    visible: Visible | None = None
 
 
 _pass = _Pass()
 
 
-def sees_all(call: Asked, mask: Tensor | None) -> bool:
-    """Whether a call is one new token that sees all keys: then there is nothing to hide, and no mask to make."""
-    if call.q.shape[2] != 1 or mask is None or mask.dtype != torch.int16:
-        return False
-    if _pass.mask is not mask or _pass.queries != 1:
+def visible(call: Asked, mask: Tensor | None) -> Visible | None:
+    """What new tokens see, if the mask hides padding and the future alone; worked out once for all layers."""
+    if mask is None or mask.dtype != torch.int16:
+        return None
+    queries, keys = call.q.shape[2], call.k.shape[2]
+    if _pass.mask is not mask or _pass.queries != queries:
         rules = Rules.decode(mask)
-        if rules is None or rules.real.shape != (call.q.shape[0], call.k.shape[2]):
-            return False
-        _note(mask, rules, 1)
-    if _pass.alone:
-        turn.leave(call.module, _pass.asking)
-    return _pass.alone
+        if rules is None or rules.real.shape != (call.q.shape[0], keys):
+            return None
+        _note(mask, rules, queries)
+    assert _pass.rules is not None
+    if not _pass.rules.causal or _pass.rules.window:
+        return None
+    if _pass.visible is None:
+        at = torch.arange(1, queries + 1, device=call.q.device) + _pass.rules.offset[:, None]
+        seen = at.clamp(0, keys).to(torch.int32).contiguous()
+        real = None if _pass.whole else _pass.rules.real.to(torch.uint8).contiguous()
+        _pass.visible = Visible(real, seen, real is None and bool((seen == keys).all()))
+    turn.leave(call.module, _pass.asking)
+    return _pass.visible
 
 
 def _note(mask: Tensor | None, rules: Rules, queries: int) -> None:
@@ -82,11 +91,8 @@ def _note(mask: Tensor | None, rules: Rules, queries: int) -> None:
     longer = before is not None and before.shape[0] == rules.real.shape[0] and before.shape[1] <= rules.real.shape[1]
     _pass.goes_on = longer if whole and _pass.whole else _begins(before, rules.real)
     _pass.before, _pass.whole = before, whole
-    _pass.mask, _pass.queries, _pass.real, _pass.step = mask, queries, rules.real, None
-    _pass.asking, last = rules.real_queries(queries), rules.real.shape[1] - 1
-    everything = queries == 1 and rules.causal and not rules.window and whole
-    _pass.alone = everything and bool((rules.offset == last).all())
-    _pass.rules = rules
+    _pass.mask, _pass.queries, _pass.real, _pass.rules = mask, queries, rules.real, rules
+    _pass.asking, _pass.step, _pass.visible = rules.real_queries(queries), None, None
 
 
 def answer(call: Asked, mechanism: Mechanism, mask: Tensor | None, bias: Tensor | None) -> Tensor:

@@ -11,7 +11,7 @@ from transformers import DynamicCache, EncoderDecoderCache
 
 from coterie.hf import choice
 from coterie.hf.attend import NAME
-from coterie.hf.cache import grow
+from coterie.hf.cache import Cache, check_owner, grow
 from coterie.hf.positions import Table, learned_positions
 from coterie.hf.sites import Sites
 
@@ -33,7 +33,9 @@ def _before_forward(model: Any, inputs: tuple[Any, ...], named: dict[str, Any]) 
     if not torch.compiler.is_compiling():
         past = named.get("past_key_values")
         past = past.self_attention_cache if isinstance(past, EncoderDecoderCache) else past
-        if isinstance(past, DynamicCache):
+        if isinstance(past, Cache):
+            check_owner(past, model)
+        elif isinstance(past, DynamicCache):
             grow(past)
     if named.get("output_attentions") or getattr(model.config, "output_attentions", False):
         raise ValueError(

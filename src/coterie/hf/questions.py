@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from coterie.hf import all_keys
+from coterie.hf.asked import Asked
 from coterie.mechanisms import Mechanism, NearFar
 from coterie.mechanisms.at_least import AtLeast
 from coterie.mechanisms.near_far.decoding import Step, decode
@@ -50,7 +52,10 @@ class Question(NamedTuple):
         return out.masked_fill((rank < 0)[:, None, :, None], 0.0)
 
     def attend(self, pairs: Tensor | None = None) -> Tensor:
-        """PyTorch's attention; without a mask, all keys are seen."""
+        """Dense attention as it is when a model decodes; without a mask, all keys are seen."""
+        call = Asked(self.module, self.q, self.k, self.v, self.scale, 0.0)
+        if pairs is None and all_keys.answers(call):
+            return all_keys.answer(call, all_keys.Visible.everything(self.q, self.k))
         shared = self.q.shape[1] != self.k.shape[1]
         return F.scaled_dot_product_attention(
             self.q, self.k, self.v, attn_mask=pairs, scale=self.scale, enable_gqa=shared

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -24,8 +25,24 @@ class Shown(NamedTuple):
     room: int  # for counts of clusters
 
 
+def best_keys(mine: Bytes, keys: Bytes, shown: Shown, chosen: Tensor, near: int) -> Tensor:
+    """The `near` keys of each group (B, H, C, G, near) with the largest products, in the clusters that it has chosen.
+
+    chosen (B, H, C, G, V) are places among the clusters that are shown. Where there are fewer keys, the last mean none.
+    """
+    slot = shown.slot[..., None, :].expand(*chosen.shape[:-1], -1)
+    wanted = chosen.gather(-1, slot.clamp(min=0)) & (slot >= 0)
+    return top_indices(mine.products(keys.in_chunks()), wanted, near)
+
+
 def pick(
-    mine: Bytes, means: Bytes, outliers: Bytes, keys: Bytes, shown: Shown, search: NearSearch
+    mine: Bytes,
+    means: Bytes,
+    outliers: Bytes,
+    keys: Bytes,
+    shown: Shown,
+    search: NearSearch,
+    best: Callable[[Bytes, Bytes, Shown, Tensor, int], Tensor] = best_keys,
 ) -> tuple[Tensor, Tensor]:
     """The picked keys of each group (B, H, C · G, near) int32, and what is left of each cluster (B, H, C · G, room)."""
     width, groups = shown.which.shape[-1], shown.exists.shape[-1]
@@ -38,8 +55,7 @@ def pick(
     before = sizes.cumsum(-1) - sizes
     chosen = torch.zeros_like(each, dtype=torch.bool).scatter(-1, ranked, before < search.reach) & (each > 0)
     slot = shown.slot[..., None, :].expand(-1, -1, -1, groups, -1)
-    wanted = chosen.gather(-1, slot.clamp(min=0)) & (slot >= 0)
-    top = top_indices(mine.products(keys.in_chunks()), wanted, search.near)
+    top = best(mine, keys, shown, chosen, search.near)
     real = torch.arange(search.near, device=top.device) < each.sum(-1, keepdim=True)
     real = real & shown.exists[..., None]
     counts = torch.where(shown.used, shown.members, 1)[..., None, :].expand_as(each)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from coterie.plan import Means
 from coterie.planning.bytes import Bytes
+from coterie.planning.largest import largest_chosen
 from coterie.planning.lloyd import Listed
 from coterie.planning.orders import rounded
 from coterie.planning.picking import Shown, pick
@@ -21,7 +22,7 @@ from coterie.planning.steps import NearSearch, Seen
 if TYPE_CHECKING:
     from coterie.planning.tokens import Tokens
 
-_BUDGET = 1 << 26  # scores in memory at a time
+_BUDGET = 1 << 24  # scores in memory at a time, however many groups there are
 
 
 class _Clusters(NamedTuple):
@@ -99,10 +100,22 @@ def near_keys(
         members = torch.where(used, lead.gather(-1, which), 0)
         place = there.place_of_key(which, used.expand_as(which), sizes.keys)
         shown = Shown(which, used, members, place, exists[:, :, part], seen.together[:, part], seen.room)
-        found = pick(mine, means, outliers, keys, shown, search)
+        found = pick(mine, means, outliers, keys, shown, search, _best_keys)
         picks.append(found[0])
         left.append(found[1])
     return torch.cat(picks, 2).flatten(2), torch.cat(left, 2)
+
+
+def _best_keys(mine: Bytes, keys: Bytes, shown: Shown, chosen: Tensor, near: int) -> Tensor:
+    """As `coterie.planning.picking.best_keys`, by position; for some groups of each chunk at a time."""
+    batch, heads, chunks, groups = chosen.shape[:4]
+    some = max(1, _BUDGET // max(1, batch * heads * chunks * shown.slot.shape[-1]))
+    found = []
+    for first in range(0, groups, some):
+        part = slice(first, first + some)
+        scores = mine.whole[:, :, :, part] @ keys.whole[:, :, None].mT
+        found.append(largest_chosen(scores, keys.scale, shown.slot, chosen[:, :, :, part], near))
+    return torch.cat(found, 3) if found else chosen.new_zeros(*chosen.shape[:4], near, dtype=torch.int64)
 
 
 def _single(x: Bytes) -> Bytes:

@@ -18,10 +18,11 @@ from coterie.plan import Means
 from coterie.planning import hashing
 from coterie.planning.halving import halve as halve_rows
 from coterie.planning.kmeans import Options, one_of_each_span
+from coterie.planning.largest import largest_seen
 from coterie.planning.lloyd import Listed, lloyd
 from coterie.planning.lloyd import kmeans as lloyds_kmeans
 from coterie.planning.near_keys import near_keys as near_keys_of_few
-from coterie.planning.orders import Parts, top_indices
+from coterie.planning.orders import Parts
 from coterie.planning.orders import group_by as group_by  # steps as they are
 from coterie.planning.orders import order_by as order_by
 from coterie.planning.search import near_keys as search_near_keys
@@ -30,7 +31,7 @@ from coterie.planning.steps import NearSearch, Seen
 if TYPE_CHECKING:
     from coterie.planning.tokens import Tokens
 
-_BUDGET = 1 << 26  # scores in memory at a time
+_BUDGET = 1 << 23  # scores in memory at a time, however many rows there are
 
 
 def _single(x: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -209,10 +210,7 @@ def top_keys(tokens: Tokens, queries: Tensor, count: int, *, unit: bool = False,
         seen = tokens.key_mask[:, None]
         if causal:
             seen = seen & (position <= limit[:, part, None])
-        best = top_indices(queries[:, :, part].double() @ keys.mT, seen[:, None], count)
-        there = torch.arange(count, device=tokens.device) < seen.sum(-1)[:, None, :, None]
-        best = torch.where(there, best, sizes.keys).sort(-1).values
-        tops.append(torch.where(best < sizes.keys, best, 0))
+        tops.append(largest_seen(queries[:, :, part].double() @ keys.mT, seen, count))
     return torch.cat(tops, 2)
 
 

@@ -19,6 +19,7 @@ from coterie.engine.kernels.pairs import (
     head_of,
     keep,
     key_rows,
+    products,
     query_rows,
     query_tile,
     reach,
@@ -77,7 +78,7 @@ def round_queries(
     group = tl.load(tiles.group + tile)
     if group < 0:
         return
-    slots, heads, rows, used, queries, place = query_tile(
+    slots, heads, rows, used, at, queries, place = query_tile(
         q, call, each, tiles, tile, group, bh, b, ROWS, POOL, DIM, BLOCK
     )
     first, last = reach(call, each.low, each.high, b, heads, rows, used)
@@ -88,18 +89,23 @@ def round_queries(
     sums = tl.zeros([ROWS], dtype=tl.float32)
     entry = bh.to(tl.int64) * each.groups + group
     start, stop = tl.load(each.key_start + entry), tl.load(each.key_stop + entry)
-    k_head, v_head = head_of(k, b, kh), head_of(v, b, kh)
+    q_batch, k_head, v_head = q.data + b.to(tl.int64) * q.batch, head_of(k, b, kh), head_of(v, b, kh)
     for begin in range(start, stop, KEYS):
         key_slots = begin + tl.arange(0, KEYS)
         keys, key_used = key_rows(call, each, b, bh, key_slots, key_slots < stop)
-        each_key = gather(k_head, keys.to(tl.int64) * k.row, key_used, DIM, BLOCK)
-        scores = tl.dot(queries, tl.trans(each_key), input_precision=PRECISION) * (scale * LOG2E)
+        key_at, value_at = keys.to(tl.int64) * k.row, keys.to(tl.int64) * v.row
+        each_key = gather(k_head, key_at, key_used, DIM, BLOCK)
+        scores = products(queries, q_batch, at, used, each_key, k_head, key_at, key_used, DIM, BLOCK, PRECISION)
+        scores = scores * (scale * LOG2E)
         scores, meets = settle(
             scores, call, each, others, b, bh, kh, heads % call.heads, rows, used, slots, first, last,
             keys, key_used, key_slots, start,
         )  # fmt: skip
-        values = gather(v_head, keys.to(tl.int64) * v.row, key_used, VALUE_DIM, VALUE_BLOCK)
-        grad_weights = tl.dot(upstream, tl.trans(values), input_precision=PRECISION)
+        values = gather(v_head, value_at, key_used, VALUE_DIM, VALUE_BLOCK)
+        grad_weights = products(
+            upstream, grad, place * VALUE_DIM, used, values, v_head, value_at, key_used,
+            VALUE_DIM, VALUE_BLOCK, PRECISION,
+        )  # fmt: skip
         _, grad_scores = differentiate(call, scores, meets, heads, rows, keys, grad_weights, row_lse, row_shift)
         found = tl.dot(grad_scores.to(each_key.dtype), each_key, found, input_precision=PRECISION)
         if row_sums is not None:
@@ -115,7 +121,7 @@ def round_queries(
         tl.store(row_sums + place, tl.load(row_sums + place, mask=used, other=0.0) + sums, mask=used)
 
 
-@triton.jit(do_not_specialize=["first_slot", "slots_here"])
+@triton.jit(do_not_specialize=["first_slot", "slots_here", "splits"])
 def round_keys(
     q,
     k,
@@ -138,19 +144,19 @@ def round_keys(
     scale,
     first_slot,
     slots_here,
+    splits,
     DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     BLOCK: tl.constexpr,
     VALUE_BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
-    SPLIT: tl.constexpr,
     ATOMIC: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Gradients of keys and values in one round: one row for each slot, or with ATOMIC added to the rows themselves.
 
-    The groups that meet this tile are among by_start[low … high). SPLIT: so many programs share their query rows.
+    The groups that meet this tile are among by_start[low … high). So many programs as `splits` share their query rows.
     """
     bh = tl.program_id(1)
     b, kh = bh // call.heads, bh % call.heads // (call.heads // call.key_heads)
@@ -164,8 +170,10 @@ def round_keys(
     key_slots = begin + tl.arange(0, KEYS)
     inside = key_slots < tl.load(tile_last + head * (2 * each.groups - 1) + atom)
     keys, key_used = key_rows(call, each, b, bh, key_slots, inside)
-    each_key = gather(head_of(k, b, kh), keys.to(tl.int64) * k.row, key_used, DIM, BLOCK)
-    values = gather(head_of(v, b, kh), keys.to(tl.int64) * v.row, key_used, VALUE_DIM, VALUE_BLOCK)
+    k_head, v_head = head_of(k, b, kh), head_of(v, b, kh)
+    key_at, value_at = keys.to(tl.int64) * k.row, keys.to(tl.int64) * v.row
+    each_key = gather(k_head, key_at, key_used, DIM, BLOCK)
+    values = gather(v_head, value_at, key_used, VALUE_DIM, VALUE_BLOCK)
     found_k = tl.zeros([KEYS, BLOCK], dtype=tl.float32)
     found_v = tl.zeros([KEYS, VALUE_BLOCK], dtype=tl.float32)
     sums = tl.zeros([KEYS], dtype=tl.float32)
@@ -177,12 +185,14 @@ def round_keys(
         start = tl.load(each.key_start + entry)
         first_row, last_row = tl.load(each.first + entry), tl.load(each.last + entry)
         last_row = tl.where(tl.load(each.key_stop + entry) > begin, last_row, first_row)
-        for row in range(first_row + (split + g) % SPLIT * ROWS, last_row, ROWS * SPLIT):
+        for row in range(first_row + (split + g) % splits * ROWS, last_row, ROWS * splits):
             slots = row + tl.arange(0, ROWS)
             rows, used = query_rows(call, each, b, bh, slots, slots < last_row)
-            queries = gather(q_head, rows.to(tl.int64) * q.row, used, DIM, BLOCK)
+            at = rows.to(tl.int64) * q.row
+            queries = gather(q_head, at, used, DIM, BLOCK)
             first, last = reach(call, each.low, each.high, b, heads, rows, used)
-            scores = tl.dot(queries, tl.trans(each_key), input_precision=PRECISION) * (scale * LOG2E)
+            scores = products(queries, q_head, at, used, each_key, k_head, key_at, key_used, DIM, BLOCK, PRECISION)
+            scores = scores * (scale * LOG2E)
             scores, meets = settle(
                 scores, call, each, others, b, bh, kh, heads % call.heads, rows, used, slots, first, last,
                 keys, key_used, key_slots, start,
@@ -192,7 +202,10 @@ def round_keys(
             row_lse = tl.load(lse + place, mask=used, other=_NONE)
             row_shift = tl.load(shift + place, mask=used, other=0.0)
             poison = tl.load(wild + place, mask=used, other=0.0)
-            grad_weights = tl.dot(upstream, tl.trans(values), input_precision=PRECISION)
+            grad_weights = products(
+                upstream, grad, place * VALUE_DIM, used, values, v_head, value_at, key_used,
+                VALUE_DIM, VALUE_BLOCK, PRECISION,
+            )  # fmt: skip
             weights, grad_scores = differentiate(
                 call, scores, meets, heads, rows, keys, grad_weights, row_lse, row_shift
             )
@@ -209,11 +222,11 @@ def round_keys(
         tl.atomic_add(slot_k + (at * DIM)[:, None] + column[None, :], found_k * scale, mask=where)
         tl.atomic_add(slot_v + (at * VALUE_DIM)[:, None] + value_column[None, :], found_v, mask=value_where)
     else:
-        at = (head * slots_here + key_slots - first_slot) * SPLIT + split
+        at = (head * slots_here + key_slots - first_slot) * splits + split
         scatter(slot_k, at * DIM, inside, found_k * scale, DIM, BLOCK)
         scatter(slot_v, at * VALUE_DIM, inside, found_v, VALUE_DIM, VALUE_BLOCK)
     if slot_mask is not None:
-        at = (head * slots_here + key_slots - first_slot) * SPLIT + split
+        at = (head * slots_here + key_slots - first_slot) * splits + split
         tl.store(slot_mask + at, sums, mask=inside)
 
 

@@ -9,7 +9,19 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from coterie.engine.kernels.pairs import LN2, LOG2E, gather, head_of, keep, key_rows, query_tile, reach, scatter, settle
+from coterie.engine.kernels.pairs import (
+    LN2,
+    LOG2E,
+    gather,
+    head_of,
+    keep,
+    key_rows,
+    products,
+    query_tile,
+    reach,
+    scatter,
+    settle,
+)
 
 _NONE = tl.constexpr(float("-inf"))
 
@@ -44,7 +56,7 @@ def round_forward(
     group = tl.load(tiles.group + tile)
     if group < 0:
         return
-    slots, heads, rows, used, queries, place = query_tile(
+    slots, heads, rows, used, at, queries, place = query_tile(
         q, call, each, tiles, tile, group, bh, b, ROWS, POOL, DIM, BLOCK
     )
     first, last = reach(call, each.low, each.high, b, heads, rows, used)
@@ -53,13 +65,15 @@ def round_forward(
     found = gather(out, place * VALUE_DIM, used, VALUE_DIM, VALUE_BLOCK)
     entry = bh.to(tl.int64) * each.groups + group
     start, stop = tl.load(each.key_start + entry), tl.load(each.key_stop + entry)
-    k_head, v_head = head_of(k, b, kh), head_of(v, b, kh)
+    q_batch, k_head, v_head = q.data + b.to(tl.int64) * q.batch, head_of(k, b, kh), head_of(v, b, kh)
     wild_head = wild + (b * call.key_heads + kh).to(tl.int64) * call.key_rows
     for begin in range(start, stop, KEYS):
         key_slots = begin + tl.arange(0, KEYS)
         keys, key_used = key_rows(call, each, b, bh, key_slots, key_slots < stop)
-        each_key = gather(k_head, keys.to(tl.int64) * k.row, key_used, DIM, BLOCK)
-        scores = tl.dot(queries, tl.trans(each_key), input_precision=PRECISION) * (scale * LOG2E)
+        key_at = keys.to(tl.int64) * k.row
+        each_key = gather(k_head, key_at, key_used, DIM, BLOCK)
+        scores = products(queries, q_batch, at, used, each_key, k_head, key_at, key_used, DIM, BLOCK, PRECISION)
+        scores = scores * (scale * LOG2E)
         scores, meets = settle(
             scores, call, each, others, b, bh, kh, heads % call.heads, rows, used, slots, first, last,
             keys, key_used, key_slots, start,

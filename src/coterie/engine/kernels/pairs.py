@@ -41,6 +41,26 @@ def scatter(data, at, used, values, DIM: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def products(
+    a, a_rows, a_at, a_used, b, b_rows, b_at, b_used, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr
+):
+    """a·bᵀ of gathered rows. In full float32 without a and b: columns are read again, some at a time.
+
+    There are no tensor cores for these, and all columns that are multiplied at a time are held in registers.
+    """
+    if (a.dtype != tl.float32) | (PRECISION != "ieee") | (BLOCK <= 32):
+        return tl.dot(a, tl.trans(b), input_precision=PRECISION)
+    total = tl.zeros([a.shape[0], b.shape[0]], dtype=tl.float32)
+    for first in range(0, WIDTH, 32):
+        column = first + tl.arange(0, 32)
+        inside = (column < WIDTH)[None, :]
+        x = tl.load(a_rows + a_at[:, None] + column[None, :], mask=a_used[:, None] & inside, other=0.0)
+        y = tl.load(b_rows + b_at[:, None] + column[None, :], mask=b_used[:, None] & inside, other=0.0)
+        total = tl.dot(x, tl.trans(y), total, input_precision=PRECISION)
+    return total
+
+
+@triton.jit
 def head_of(x, b, head):
     """Where the rows of a head begin."""
     return x.data + b.to(tl.int64) * x.batch + head.to(tl.int64) * x.head
@@ -62,7 +82,7 @@ def query_tile(
     q, call, each, tiles, tile, group, bh, b,
     ROWS: tl.constexpr, POOL: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A tile of query rows: (slots, heads, rows, which are real, their numbers, their places among all rows)."""
+    """A tile of query rows: (slots, heads, rows, which are real, where they lie, numbers, places among all rows)."""
     row = tl.arange(0, ROWS)
     slots = tl.load(tiles.slot + tile) + row // POOL
     heads = bh + row % POOL
@@ -70,7 +90,7 @@ def query_tile(
     rows, used = query_rows(call, each, b, bh, slots, slots < stop)
     at = heads % call.heads * tl.cast(q.head, tl.int64) + rows.to(tl.int64) * q.row
     queries = gather(q.data + b.to(tl.int64) * q.batch, at, used, DIM, BLOCK)
-    return slots, heads, rows, used, queries, heads.to(tl.int64) * call.query_rows + rows
+    return slots, heads, rows, used, at, queries, heads.to(tl.int64) * call.query_rows + rows
 
 
 @triton.jit

@@ -35,7 +35,7 @@ def rows_for(size: int) -> int:
 def _rows(width: int, size: int, narrow: bool, heavy: bool) -> int:
     """As many as the group has, and as registers allow."""
     wide = width > 64
-    return min(rows_for(size), 16 if heavy and wide else 32 if heavy or wide or not narrow else 64)
+    return min(rows_for(size), 16 if wide and (heavy or not narrow) else 32 if heavy or wide or not narrow else 64)
 
 
 def query_tile(width: int, size: int, *, narrow: bool, heavy: bool) -> Size:
@@ -48,7 +48,7 @@ def query_tile(width: int, size: int, *, narrow: bool, heavy: bool) -> Size:
     """
     rows = _rows(width, size, narrow, heavy)
     if not narrow:
-        return Size(rows, 32 if width <= 64 else 16, 4, 2)
+        return Size(rows, 32 if width <= 64 else 16, 4, 1)
     if width <= 64:
         return Size(rows, 32 if heavy or rows == 64 else 64, 4, 2)
     return Size(rows, 32, 4, 2) if width <= 128 else Size(rows, 32, 8, 1)
