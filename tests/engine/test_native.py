@@ -714,7 +714,7 @@ torch.set_num_threads(2)
 x = torch.randn(1, 2, 65_536, 64, generator=torch.Generator().manual_seed(0))
 mechanisms = {
     "kmeans": coterie.Clustered(clusters=3000, iterations=60, space="euclidean"),
-    "hamming_kmeans": coterie.Clustered(clusters=3000, iterations=60),
+    "hamming_kmeans": coterie.Clustered(clusters=20_000, bits=511),
     "top_keys": coterie.TopK(k=32),
     "cross_polytope": coterie.Reformer(rounds=200, chunk_size=64),
     "smyrf_orders": coterie.Smyrf(rounds=500, cluster_size=64),
