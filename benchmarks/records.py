@@ -18,6 +18,7 @@ from rich.table import Table
 
 import coterie
 from coterie.files import read_json, write_json
+from coterie.machine import cpu
 
 FORMAT = "coterie speed, 1"
 AGAINST_SDPA = "times as fast as SDPA"
@@ -102,7 +103,7 @@ def _figure(found: Any) -> Figure:
 def machine() -> dict[str, Any]:
     """What times depend on."""
     return {
-        "cpu": _cpu(),
+        "cpu": cpu(),
         "cores": os.cpu_count(),
         "instruction_set": coterie.backends()["native"].removeprefix("available (").removesuffix(")"),
         "threads": torch.get_num_threads(),
@@ -110,14 +111,6 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
     }
-
-
-def _cpu() -> str:
-    """The model's name, where the system tells it."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.processor() or platform.machine())
 
 
 def commit(root: Path = Path(__file__).parent.parent) -> str:
@@ -164,9 +157,9 @@ def columns(records: list[Record]) -> Table:
         machines[tuple(each.machine.get(name) for name in SAME_MACHINE)].append(each)
     table = Table(title="every machine seen")
     table.add_column("case")
-    for (cpu, instruction_set, threads), runs in machines.items():
+    for (name, instruction_set, threads), runs in machines.items():
         count = f"{len(runs)} run" + "s" * (len(runs) > 1)
-        table.add_column(f"{cpu}, {instruction_set}, {threads} threads ({count})", justify="right")
+        table.add_column(f"{name}, {instruction_set}, {threads} threads ({count})", justify="right")
     for case, unit in dict.fromkeys((figure.case, figure.unit) for each in records for figure in each.figures):
         table.add_row(case, *(_range(runs, case, unit) for runs in machines.values()))
     return table

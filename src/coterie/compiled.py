@@ -6,6 +6,7 @@ The kernels know nothing of torch: tensors reach them through DLPack.
 from __future__ import annotations
 
 import ctypes
+import os
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +14,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+INSTRUCTION_SETS = ("avx512", "avx2", "portable")  # of each there is a copy of the kernels; the best that runs is taken
+
+# A set that this CPU lacks gives way to the best that it has; `instruction_set` tells.
+if (_asked := os.environ.get("COTERIE_ISA")) and _asked not in INSTRUCTION_SETS:
+    raise ValueError(f"COTERIE_ISA: expected one of {', '.join(INSTRUCTION_SETS)}, got {_asked!r}")
 
 _native: ModuleType | None = None
 _missing, _instruction_set = "", ""

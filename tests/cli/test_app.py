@@ -20,6 +20,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coterie import compiled
+from coterie.cli import doctor
 from coterie.cli.inputs import places
 from coterie.fitting.result import AtLength, Fit
 from tests.command import run as coterie
@@ -388,6 +390,27 @@ def test_the_default_text_says_nothing_twice():
     assert len(parts) == len(set(parts))
 
 
+def test_doctor_measures_the_instruction_sets_that_run_here(monkeypatch):
+    monkeypatch.setattr(doctor, "_LENGTH", 64)
+    monkeypatch.setattr(doctor, "_TURNS", 1)
+    seconds = json.loads(coterie("doctor", "--measure", "--json"))["seconds"]
+    best = compiled.INSTRUCTION_SETS.index(compiled.instruction_set())
+    assert list(seconds) == list(compiled.INSTRUCTION_SETS[best:])
+    assert all(set(each) == {*doctor._CASES, "sdpa"} and min(each.values()) > 0 for each in seconds.values())
+    assert "milliseconds at 64 tokens" in coterie("doctor", "--measure")
+
+
+def test_doctor_says_why_there_is_nothing_to_measure(monkeypatch):
+    monkeypatch.setattr(doctor, "why_not", lambda: "the C++ engine was not built")
+    assert "--measure has nothing to time: the C++ engine was not built." in coterie("doctor", "--measure", fails=2)
+
+
+def test_doctor_says_whose_timing_failed(monkeypatch):
+    failed = subprocess.CompletedProcess([], 1, "", "Traceback\nno memory\n")
+    monkeypatch.setattr("coterie.cli.doctor.subprocess.run", lambda *_, **__: failed)
+    assert "--measure: timing avx512 failed: no memory" in coterie("doctor", "--measure", fails=2)
+
+
 def test_doctor_keeps_brackets(monkeypatch):
-    monkeypatch.setattr("coterie.cli.app.find_spec", lambda name: None)
+    monkeypatch.setattr("coterie.cli.doctor.find_spec", lambda name: None)
     assert "pip install 'coterie[hf]'" in coterie("doctor")

@@ -184,6 +184,13 @@ def test_the_same_bits_on_every_instruction_set(isa):
     assert done.returncode == 0, done.stderr
 
 
+def test_a_misspelt_instruction_set_is_refused():
+    env = {**os.environ, "COTERIE_ISA": "avx"}
+    done = subprocess.run([sys.executable, "-c", "import coterie"], cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.returncode
+    assert "COTERIE_ISA: expected one of avx512, avx2, portable, got 'avx'" in done.stderr
+
+
 @pytest.mark.parametrize(("isa", "vnni"), [("portable", "1"), ("avx2", "1"), ("avx512", "0")])
 def test_every_copy_of_the_kernels_agrees(isa, vnni, tmp_path):
     """Each instruction set in a process of its own; the engine says which one it took. AVX-512 also without VNNI."""

