@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from coterie.cli import hub
 from coterie.cli.inputs import UserError
 
 
@@ -13,6 +14,8 @@ def from_hub(name: str, configuration: str | None = None) -> Any:
 
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         raise UserError(f"there are no data at '{name}': expected a folder, or a hub name (owner/name).")
+    if not hub.reachable():
+        hub.look_on_the_disk_alone()
     try:
         return load_dataset(name, configuration)
     except MemoryError:

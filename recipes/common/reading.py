@@ -50,6 +50,15 @@ def read_data(file: Path) -> Any:
         raise UserError(f"{file} is not JSON.") from error
 
 
+def expect_encodable(text: str, where: str) -> str:
+    """The text; half a character, as JSON's escapes can make it, is none."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"{where}: character {error.start} is half of one (a lone surrogate).") from error
+    return text
+
+
 def similarity(text: str, where: str) -> float:
     """How alike two sentences are, from 0 to 5, as STS-B writes it.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
@@ -95,8 +96,23 @@ class Tuning(ABC):
     def about(self) -> Result:
         """What a study's settings say of it."""
 
+    @property
+    @abstractmethod
+    def drawn(self) -> bool:
+        """Whether both parts were drawn from one list, so that other data or settings draw others."""
+
+    @abstractmethod
+    def digests(self, seed: int) -> tuple[set[str], set[str]]:
+        """What stands for the texts of each part: none of the second must have been in the first."""
+
+    def said(self, model: Any, logits: Any) -> Any:
+        """What a model says, in the order of the task."""
+        return logits
+
     def check(self, mechanisms: list[str]) -> None:
         """Raise what is wrong with the model, its length or a mechanism in it, before anything is written."""
+        if not (math.isfinite(self.schedule.rate) and self.schedule.rate > 0):
+            raise UserError(f"--rate must be a number above 0, not {self.schedule.rate}.")
         if models.kept_about(self.model).get("task") == self.name:
             raise UserError(
                 f"{self.model} was fine-tuned on this task already, perhaps on what it would be tested on: give the "
@@ -106,9 +122,17 @@ class Tuning(ABC):
 
     def check_kept(self, name: str) -> None:
         """Raise what is wrong with testing a model that a recipe fine-tuned."""
-        task = models.kept_about(name).get("task", self.name)
-        if task != self.name:
+        about = models.kept_about(name)
+        if (task := about.get("task", self.name)) != self.name:
             raise UserError(f"{name} was fine-tuned on {task}, and this is {self.name}.")
+        if not (trained_on := set(about.get("trained on", ()))):
+            return
+        _, test = self.digests(about.get("seed", 0))
+        if both := len(trained_on & test):
+            raise UserError(
+                f"{name} was trained on {both:,} of the {len(test):,} texts that it would be tested on: give the data "
+                "and the numbers of examples and tests that it was made with."
+            )
 
     def check_model(self, model: Any, name: str, mechanisms: list[str]) -> None:
         """The same of a model that is loaded."""
@@ -131,11 +155,13 @@ class Tuning(ABC):
             folder,
             bf16=self.schedule.bf16,
         )
-        return parts.judge(*said)
+        return parts.judge(self.said(model, said[0]), said[1])
 
     def keep(self, model: Any, seed: int, folder: Path) -> None:
         """Store a fine-tuned model, with the seed that drew its test set."""
         about = {**self.about(), "task": self.name, "seed": seed}
+        if self.drawn:
+            about["trained on"] = sorted(self.digests(seed)[0])
         models.keep(model, models.load_tokenizer(self.model), folder, about)
 
     def run(

@@ -10,6 +10,7 @@ from datasets import Dataset, concatenate_datasets
 from coterie.cli.inputs import UserError
 from recipes.common.classification import Task
 from recipes.common.hub import from_hub
+from recipes.common.notes import note
 from recipes.common.reading import Line, read_tabs, similarity
 from recipes.common.scores import Score, accuracy, f1, mcc, pearson, spearman
 
@@ -27,6 +28,8 @@ class Kind(NamedTuple):
     hub: tuple[str, ...] = ("sentence1", "sentence2")  # the hub's names of the texts
     hub_test: str = "validation"
     also: tuple[Score, ...] = ()  # where GLUE reports two scores
+    names: tuple[str, ...] = ()  # what the labels are called, if files write numbers
+    broken: bool = False  # GLUE's own file has lines that are cut off
 
 
 _PAIR = ("sentence1", "sentence2")
@@ -34,11 +37,33 @@ _PAIR_ROWS = ("index", *_PAIR, "label")
 _ENTAILED = ("entailment", "not_entailment")
 TASKS = {
     "cola": Kind(
-        "CoLA", mcc, ("sentence",), ("0", "1"), headless=("source", "label", "mark", "sentence"), hub=("sentence",)
+        "CoLA",
+        mcc,
+        ("sentence",),
+        ("0", "1"),
+        headless=("source", "label", "mark", "sentence"),
+        hub=("sentence",),
+        names=("unacceptable", "acceptable"),
     ),
-    "sst2": Kind("SST-2", accuracy, ("sentence",), ("0", "1"), headless=("sentence", "label"), hub=("sentence",)),
+    "sst2": Kind(
+        "SST-2",
+        accuracy,
+        ("sentence",),
+        ("0", "1"),
+        headless=("sentence", "label"),
+        hub=("sentence",),
+        names=("negative", "positive"),
+    ),
     "rte": Kind("RTE", accuracy, _PAIR, _ENTAILED, headless=_PAIR_ROWS),
-    "mrpc": Kind("MRPC", f1, ("#1 String", "#2 String"), ("0", "1"), label="Quality", also=(accuracy,)),
+    "mrpc": Kind(
+        "MRPC",
+        f1,
+        ("#1 String", "#2 String"),
+        ("0", "1"),
+        label="Quality",
+        also=(accuracy,),
+        names=("not_equivalent", "equivalent"),
+    ),
     "qnli": Kind("QNLI", accuracy, ("question", "sentence"), _ENTAILED, hub=("question", "sentence")),
     "qqp": Kind(
         "QQP",
@@ -48,6 +73,8 @@ TASKS = {
         label="is_duplicate",
         hub=("question1", "question2"),
         also=(accuracy,),
+        names=("not_duplicate", "duplicate"),
+        broken=True,
     ),
     "mnli": Kind(
         "MNLI",
@@ -60,7 +87,7 @@ TASKS = {
         hub_test="validation_matched",
     ),
     "stsb": Kind("STS-B", spearman, _PAIR, (), label="score", also=(pearson,)),
-    "wnli": Kind("WNLI", accuracy, _PAIR, ("0", "1"), headless=_PAIR_ROWS),
+    "wnli": Kind("WNLI", accuracy, _PAIR, ("0", "1"), headless=_PAIR_ROWS, names=_ENTAILED[::-1]),
 }
 LARGE = ("sst2", "qnli", "qqp", "mnli")  # 67 to 393 thousand texts
 
@@ -76,7 +103,7 @@ def load(name: str, data: str, limit: int | None, test_limit: int | None) -> Tas
     kind = TASKS[name]
     train, test = _read(kind, Path(data)) if Path(data).exists() else _fetch(kind, name, data)
     parts = _some(train, limit), _some(test, test_limit)
-    return Task(kind.folder, kind.score, len(kind.labels) or 1, *parts, also=kind.also)
+    return Task(kind.folder, kind.score, kind.names or kind.labels, *parts, also=kind.also)
 
 
 def _some(part: Dataset, limit: int | None) -> Dataset:
@@ -122,6 +149,8 @@ def _read(kind: Kind, data: Path) -> tuple[Dataset, Dataset]:
     for name in ("test", *kind.dev):
         file = folder / f"{name}.tsv"
         if name != "test" or (file.exists() and _has_labels(kind, file)):
+            if name == "test" and (folder / f"{kind.dev[0]}.tsv").exists():
+                note(f"{file} has labels and is what is tested on; {kind.dev[0]}.tsv beside it is left out.")
             return concatenate_datasets(training), read_file(kind, file)
     raise AssertionError("dev is never empty")
 
@@ -148,13 +177,18 @@ def read_file(kind: Kind, file: Path) -> Dataset:
         raise UserError(f"{file} has no column {missing[0]!r}." if lines and missing else f"{file} is empty.")
     where = [columns.index(name) for name in kind.texts]
     label = columns.index(kind.label)
-    examples = []
+    examples, cut_off = [], 0
     for line, row in lines[1:] if header else lines:
+        if kind.broken and len(row) < len(columns):
+            cut_off += 1
+            continue
         if len(row) <= max(*where, label) or any(row[len(columns) :]):
             raise UserError(f"{file}, line {line}: expected {len(columns)} columns, got {len(row)}.")
         examples.append((*(row[i] for i in where), _label(kind, row[label], f"{file}, line {line}")))
     if not examples:
         raise UserError(f"{file} has no examples.")
+    if cut_off:
+        note(f"{file}: {cut_off:,} lines with fewer than {len(columns)} columns are left out, as GLUE's own has some.")
     names = [*("text", "pair")[: len(where)], "label"]
     found = {name: [example[i] for example in examples] for i, name in enumerate(names)}
     return Dataset.from_dict(found)

@@ -12,6 +12,7 @@ from recipes.common.hub import from_hub
 from recipes.common.reading import read_text
 from recipes.common.splits import Labelled
 
+CLASSES = ("mainstream", "hyperpartisan")  # labels 0 and 1
 _TRUTH = {"false": 0, "true": 1}
 _LABELS = ("hyperpartisan", "label")  # what copies on the hub call it
 

@@ -19,7 +19,7 @@ from recipes.common.scores import accuracy
 from recipes.common.splits import Labelled, dataset, stratified, unique
 from recipes.common.study import Result, Study
 from recipes.common.training import Schedule
-from recipes.hyperpartisan.articles import load
+from recipes.hyperpartisan.articles import CLASSES, load
 from recipes.hyperpartisan.entries import Entry, parse
 
 ENTRIES = [
@@ -42,7 +42,7 @@ class Comparison(NamedTuple):
     def tuning(self, length: int, seed: int) -> FineTuning:
         """A seed draws its own split, the same one at every length."""
         train, test = stratified(self.articles, _TEST, seed, self.data)
-        task = Task("Hyperpartisan", accuracy, 2, dataset(train), dataset(test))
+        task = Task("Hyperpartisan", accuracy, CLASSES, dataset(train), dataset(test))
         return FineTuning(task, self.model, length, self.schedule, positions=length)
 
     def run(self, study: Study, entries: list[Entry], seeds: int, shown: Bar) -> list[Result]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from coterie.cli.inputs import UserError
 from recipes.common.classification import Task
 from recipes.common.hub import from_hub
-from recipes.common.reading import read_data, read_text
+from recipes.common.reading import expect_encodable, read_data, read_text
 from recipes.common.scores import accuracy
 from recipes.common.splits import Labelled, balanced, dataset, unique
 
@@ -38,7 +38,7 @@ def load(data: str, reviews: int, tests: int) -> Task:
         (train,) = balanced(others, [reviews], 0, f"the training set of {data}")
     else:
         test, train = balanced(unique(found.train), [tests, reviews], 0, data)
-    return Task("IMDB", accuracy, len(CLASSES), dataset(train), dataset(test), drawn=not found.test)
+    return Task("IMDB", accuracy, CLASSES, dataset(train), dataset(test), drawn=not found.test)
 
 
 def read(folder: Path) -> Reviews:
@@ -98,4 +98,4 @@ def _review(row: Any, text: str, label: str, where: str) -> Labelled:
         raise UserError(f"{where}: expected {text!r} to be a text that is not empty.")
     if type(row[label]) is not int or row[label] not in range(len(CLASSES)):
         raise UserError(f"{where}: expected {label!r} to be 0 or 1, got {row[label]!r}.")
-    return Labelled(row[text].strip(), row[label])
+    return Labelled(expect_encodable(row[text].strip(), where), row[label])

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from coterie.cli.inputs import UserError
 from recipes.common.hub import from_hub
-from recipes.common.reading import read_data
+from recipes.common.reading import expect_encodable, read_data
 
 TEST_SHARE = 0.25  # of the paragraphs, if the data have one part alone
 
@@ -104,6 +104,8 @@ def _checked(question: Question, place: str, impossible: bool = False) -> Questi
 
 def _get(found: Any, key: str, kind: type, place: str) -> Any:
     value = found.get(key) if isinstance(found, dict) else None
+    if isinstance(value, str):
+        expect_encodable(value, f"{place}, {key!r}")
     if not isinstance(value, kind) or isinstance(value, bool):
         names = {list: "a list", str: "a text", int: "a number"}
         raise UserError(f"{place}: expected {names[kind]} {key!r}, as in SQuAD's format.")

@@ -62,6 +62,14 @@ class QuestionAnswering(Tuning):
     def fine_tuned(self, name: str) -> Any:
         return models.load(name, AutoModelForQuestionAnswering)
 
+    @property
+    def drawn(self) -> bool:
+        return not self.data.dev
+
+    def digests(self, seed: int) -> tuple[set[str], set[str]]:
+        train, test = self.data.parts(seed, self.examples, self.tests)
+        return {digest(question.context) for question in train}, {digest(question.context) for question in test}
+
     def about(self) -> Result:
         training, test = self.data.parts(0, self.examples, self.tests)
         return {

@@ -4,7 +4,6 @@ import json
 import math
 import random
 import statistics
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from recipes.approximate import tasks
 from recipes.approximate.kept import Estimate, Kept, dense, kept, resampled
 from recipes.approximate.words import words
 from recipes.common import models
-from recipes.common.classification import FineTuning, Task, _judged
+from recipes.common.classification import FineTuning, Task, _judged, outputs_of
 from recipes.common.scores import accuracy
 from recipes.common.templates import Point, points_of
 from recipes.common.training import Schedule
@@ -249,17 +248,68 @@ def test_the_command_refuses_in_one_sentence_and_writes_nothing(cola, tiny_bert,
 
 
 def test_a_model_is_not_tested_on_what_it_was_trained_on(tmp_path):
-    """Where both parts are drawn from one list, more tests reach into the training reviews."""
-    rows = Dataset.from_dict({"text": ["a cat"] * 12, "label": [0, 1] * 6})
-    task = Task("IMDB", accuracy, 2, rows, rows, drawn=True)
-    tuning = FineTuning(task, "demo", 128, Schedule(1, 8, 1e-3))
-    (tmp_path / "fine_tuned.json").write_text('{"task": "IMDB", "test examples": 10}')
-    with pytest.raises(UserError, match=r"trained on examples that follow the first 10.* give at most 10"):
-        tuning.check_kept(str(tmp_path))
-    replace(tuning, task=task._replace(drawn=False)).check_kept(str(tmp_path))
+    """Where both parts are drawn from one list, other data or other numbers of them draw others."""
+
+    def drawn(*parts):
+        texts = [Dataset.from_dict({"text": [f"cat {i}" for i in part], "label": [0] * len(part)}) for part in parts]
+        task = Task("IMDB", accuracy, ("neg", "pos"), texts[0], texts[1], drawn=True)
+        return FineTuning(task, "demo", 128, Schedule(1, 8, 1e-3))
+
+    tuning = drawn(range(4, 12), range(4))
+    about = {"task": "IMDB", "seed": 0, "trained on": sorted(tuning.digests(0)[0])}
+    (tmp_path / "fine_tuned.json").write_text(json.dumps(about))
+    tuning.check_kept(str(tmp_path))
+    drawn(range(20, 30), range(12, 20)).check_kept(str(tmp_path))
+    with pytest.raises(UserError, match="was trained on 2 of the 6 texts that it would be tested on"):
+        drawn(range(6, 12), range(6)).check_kept(str(tmp_path))
     (tmp_path / "fine_tuned.json").write_text('{"task": "RTE"}')
     with pytest.raises(UserError, match="was fine-tuned on RTE, and this is IMDB"):
         tuning.check_kept(str(tmp_path))
+
+
+def test_questions_on_paragraphs_that_were_trained_on_are_refused(tmp_path):
+    """A list without a part for tests is split anew if it has fewer paragraphs."""
+
+    def asked(paragraphs):
+        file = write_squad(tmp_path / "data.json", [paragraph(i) for i in range(paragraphs)])
+        return tasks.tuning("qa", str(file), "demo")
+
+    trained = asked(8)
+    train, test = trained.digests(0)
+    assert not train & test
+    about = {"task": trained.name, "seed": 0, "trained on": sorted(train)}
+    (tmp_path / "fine_tuned.json").write_text(json.dumps(about))
+    trained.check_kept(str(tmp_path))
+    fewer = next(each for each in map(asked, (7, 6, 5, 4)) if train & each.digests(0)[1])
+    both = len(train & fewer.digests(0)[1])
+    with pytest.raises(UserError, match=f"was trained on {both} of the {len(fewer.digests(0)[1])} texts"):
+        fewer.check_kept(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("names", "outputs"),
+    [
+        (["contradiction", "neutral", "entailment"], [2, 1, 0]),
+        (["ENTAILMENT", "NEUTRAL", "CONTRADICTION"], [0, 1, 2]),
+        (["LABEL_0", "LABEL_1", "LABEL_2"], [0, 1, 2]),
+        (["0", "1", "2"], [0, 1, 2]),
+    ],
+)
+def test_a_models_own_order_of_classes_is_followed(names, outputs):
+    task = Task("MNLI", accuracy, ("entailment", "neutral", "contradiction"), None, None)
+    tuning = FineTuning(task, "demo", 128, Schedule(1, 8, 1e-3))
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 16}
+    model = BertForSequenceClassification(BertConfig(id2label=dict(enumerate(names)), **sizes))
+    logits = np.array([[1.0, 2.0, 3.0], [3.0, 2.0, 1.0]])
+    assert tuning.said(model, logits).tolist() == logits[:, outputs].tolist()
+
+
+def test_classes_with_other_names_are_refused():
+    task = Task("SST-2", accuracy, ("negative", "positive"), None, None)
+    assert outputs_of(task, ["POS", "NEG"]) == [1, 0]
+    with pytest.raises(UserError, match=r"are called happy, sad, and those of SST-2 negative, positive: id2label"):
+        outputs_of(task, ["happy", "sad"])
+    assert outputs_of(Task("STS-B", accuracy, (), None, None), ["score"]) == [0]
 
 
 def test_mechanisms_are_tried_before_anything_is_trained(tiny_bert):
@@ -275,6 +325,6 @@ def test_mechanisms_are_tried_before_anything_is_trained(tiny_bert):
 
 
 def test_what_one_answer_to_everything_scores():
-    task = Task("CoLA", accuracy, 2, None, None)
+    task = Task("CoLA", accuracy, ("unacceptable", "acceptable"), None, None)
     judged = _judged(task, np.array([[0.0, 1.0], [1.0, 0.0], [1.0, 0.0]]), np.array([1, 1, 0]))
     assert (judged.chance, judged.score(range(3))) == pytest.approx((2 / 3, 2 / 3))

@@ -17,6 +17,7 @@ from recipes.common.reading import read_tabs, similarity
 from recipes.common.scores import accuracy, f1, mcc, pearson, spearman
 from recipes.glue import run, tasks
 
+from coterie.cli import hub
 from coterie.cli.inputs import UserError
 from tests.command import recipe
 from tests.recipes.conftest import WORDS
@@ -74,6 +75,23 @@ def test_files_are_read_as_their_tasks_write_them(glue):
     assert (stsb.classes, stsb.score) == (1, spearman)
     assert set(stsb.train["label"]) <= {0.0, 2.5}
     assert tasks.load("cola", str(glue / "CoLA"), None, None).test[:] == cola.test[:]  # the task's own folder
+
+
+def test_what_is_left_out_is_said(glue, tmp_path, capsys):
+    tasks.load("sst2", str(glue), None, None)
+    assert "test.tsv has labels and is what is tested on; dev.tsv beside it is left out" in told(capsys)
+    columns = ("id", "qid1", "qid2", "question1", "question2", "is_duplicate")
+    for name in ("train", "dev"):
+        write(tmp_path / "QQP" / f"{name}.tsv", [(7, 1, 2, "who?", "which cat?", 1)], columns)
+    with (tmp_path / "QQP" / "train.tsv").open("a") as file:
+        file.write('"\tWas there a cat? …\t0\n')
+    qqp = tasks.load("qqp", str(tmp_path), None, None)
+    assert qqp.train[:] == {"text": ["who?"], "pair": ["which cat?"], "label": [1]}
+    assert "train.tsv: 1 lines with fewer than 6 columns are left out" in told(capsys)
+
+
+def told(capsys):
+    return " ".join(capsys.readouterr().err.split())
 
 
 def test_some_examples_are_the_same_ones_each_time(glue):
@@ -196,6 +214,8 @@ def test_refusals_of_the_command(glue, tiny_bert, tmp_path):
     assert "there are no data at" in said
     said = recipe("glue", *settings(glue, tiny_bert, tmp_path / "o", "--length", "4000"), fails=1)
     assert "128 positions" in said
+    said = recipe("glue", *settings(glue, tiny_bert, tmp_path / "o", "--rate", "nan"), fails=1)
+    assert "--rate must be a number above 0, not nan" in said
     assert not (tmp_path / "o").exists()  # nothing half-written
 
 
@@ -203,6 +223,22 @@ def test_a_hub_name_without_a_network_is_a_sentence(monkeypatch, tiny_bert):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     said = recipe("glue", "--data", "nobody/has-this", "--model", tiny_bert, fails=1)
     assert "the data set nobody/has-this could not be had from the hub" in said
+
+
+def test_where_the_hub_is_not_known_nothing_waits_for_it(monkeypatch, tiny_bert):
+    def unknown(*_):
+        raise OSError("Name or service not known")
+
+    for name in hub._PROXIES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("coterie.cli.hub.socket.getaddrinfo", unknown)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", False)
+    said = recipe("glue", "--data", "nobody/has-this", "--model", tiny_bert, fails=1)
+    assert "the data set nobody/has-this could not be had from the hub" in said
+    assert "Retrying" not in said
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
+    assert hub.reachable()
 
 
 def test_killed_half_way_it_ends_with_the_same_numbers(glue, tiny_bert, tmp_path):

@@ -132,6 +132,7 @@ def test_a_review_that_may_not_be_read(tmp_path):
     [
         ([], "reviews.json is empty or no list"),
         ({"t": "a", "s": 0}, "reviews.json is empty or no list"),
+        ([*rows(2), {"t": "a\ud800", "s": 0}], "review 5: character 1 is half of one"),
         ([*rows(2), {"text": "a", "s": 0}], "reviews.json, review 5: expected the keys 't' and 's'"),
         ([["a", 0]], "reviews.json, review 1: expected the keys"),
         ([{"t": "a", "s": 2}], "reviews.json, review 1: expected 's' to be 0 or 1, got 2"),

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from coterie.cli import hub
 from coterie.files import readable, shown
 from coterie.fitting import to_search
 
@@ -89,6 +90,8 @@ def find_model(name: str) -> tuple[Any, dict[str, Any]]:
         if file is None:
             raise UserError(f"{name} is neither a folder with a config.json or a GGUF file nor a GGUF file itself.")
         settings = {"gguf_file": file.name}
+    if not local and not hub.reachable():
+        hub.look_on_the_disk_alone()
     return path if local else name, settings
 
 
