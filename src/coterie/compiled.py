@@ -77,10 +77,28 @@ def kernels() -> Any:
     return _native
 
 
+def unwatched(*tensors: Tensor) -> bool:
+    """Whether an op on these may be run as the function that it is: nobody traces, transforms or profiles it. What
+    torch's dispatcher does for a custom op takes as long as a small kernel."""
+    return (
+        not torch.compiler.is_compiling()
+        and all((type(x) is Tensor or type(x) is torch.nn.Parameter) and x.is_cpu for x in tensors)
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and torch._C._get_tracing_state() is None
+        and not torch.autograd._profiler_enabled()
+    )
+
+
+def without_grad(x: Tensor) -> Tensor:
+    """The tensor as the kernels take it: what requires no grad is handed over as it is."""
+    return x.detach() if x.requires_grad else x
+
+
 def last_contiguous(x: Tensor) -> Tensor:
     """The tensor as the kernels read it: any strides but the last."""
-    x = x.detach()
-    return x if x.stride(-1) == 1 or x.shape[-1] <= 1 else x.contiguous()
+    x = without_grad(x)
+    return x if x.is_contiguous() or x.stride(-1) == 1 or x.shape[-1] <= 1 else x.contiguous()
 
 
 def mask_bytes(mask: Tensor | None) -> Tensor | None:

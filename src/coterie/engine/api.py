@@ -172,6 +172,8 @@ def check_padding(plan: Plan, key_mask: Tensor | None, query_mask: Tensor | None
 
 def _borrow(plan: Plan, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
     """Merge each query's own answer with the virtual row's that `plan.answer` names, by softmax mass."""
+    if plan.query_means is None:
+        return out, lse
     own_out, own_lse = out[:, :, : plan.num_queries], lse[:, :, : plan.num_queries]
     if plan.mass is not None:
         stands_in = (plan.mass >= 0) & (own_lse != float("-inf"))  # for who met nobody there is nothing to weigh

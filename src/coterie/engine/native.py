@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from coterie.call import Call
-from coterie.compiled import kernels, last_contiguous, mask_bytes
+from coterie.compiled import kernels, last_contiguous, mask_bytes, unwatched, without_grad
 from coterie.engine.flat import Inputs, declare
 from coterie.plan import Plan
 
@@ -25,7 +25,7 @@ def _pair_mask(mask: Tensor | None) -> Tensor | None:
 
 
 def _contiguous(x: Tensor | None) -> Tensor | None:
-    return None if x is None else x.detach().contiguous()
+    return None if x is None else without_grad(x).contiguous()
 
 
 def _segments(means: list[Tensor]) -> list[Tensor]:
@@ -90,5 +90,14 @@ attend_op, attend_backward_op = declare("attend", forward, backward)
 
 def attend(call: Call, plan: Plan) -> tuple[Tensor, Tensor]:
     """(out, lse) for every real and virtual query row, float32."""
-    out, lse, _ = attend_op(*Inputs.of(call, plan))
+    given = Inputs.of(call, plan)
+    out, lse, _ = (attend_op if _needs_dispatch(given) else forward)(*given)
     return out, lse
+
+
+def _needs_dispatch(given: Inputs) -> bool:
+    """Whether torch must know of the call: for a gradient, or because somebody watches."""
+    tensors = [given.q, given.k, given.v, *([] if given.mask is None else [given.mask])]
+    if not unwatched(*tensors):
+        return True
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)

@@ -19,13 +19,13 @@ _SETTINGS = ("num_queries", "num_keys", "key_heads", "causal", "once")
 def _check_index(
     name: str, index: Tensor, shape: tuple[int | None, ...], dtypes: tuple[torch.dtype, ...] = (torch.int32,)
 ) -> None:
-    """A tensor of this shape and of one of these dtypes; None is any size."""
+    """A tensor of this shape, the last size of which may be None for any, and of one of these dtypes."""
     expect_type(isinstance(index, Tensor), name, "a tensor", type(index).__name__)
-    fits = index.ndim == len(shape) and all(
-        want is None or want == got for want, got in zip(shape, index.shape, strict=True)
-    )
-    expect(fits, name, "shape {}", tuple(index.shape), _Shape(shape))
-    expect_type(index.dtype in dtypes, name, f"dtype {' or '.join(map(str, dtypes))}", index.dtype)
+    got, last = index.shape, shape[-1]
+    if len(got) != len(shape) or got[:-1] != shape[:-1] or (last is not None and got[-1] != last):
+        expect(False, name, "shape {}", tuple(got), _Shape(shape))
+    if index.dtype not in dtypes:
+        expect_type(False, name, f"dtype {' or '.join(map(str, dtypes))}", index.dtype)
 
 
 class _Shape(tuple[int | None, ...]):
@@ -274,8 +274,10 @@ class Plan:
                 _check_index(name, rows, (self.batch, self.heads, self.num_queries))
                 expect(self.query_means is not None, name, "query_means to point to", "none")
         expect(self.mass is None or self.answer is not None, "mass", "an answer to be merged with", "none")
-        devices = {x.device for x in self._tensors()}
-        expect(len(devices) <= 1, "plan", "all tensors on one device", sorted(map(str, devices)))
+        here, tensors = self.offset.device, self._tensors()
+        if any(x.device != here for x in tensors):
+            devices = sorted({str(x.device) for x in tensors})
+            expect(False, "plan", "all tensors on one device", devices)
 
     def _tensors(self) -> list[Tensor]:
         found = [self.offset, self.self_keys, self.answer, self.mass]

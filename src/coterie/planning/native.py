@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from coterie.checks import expect_keywords
-from coterie.compiled import kernels, last_contiguous, mask_bytes
+from coterie.compiled import kernels, last_contiguous, mask_bytes, unwatched
 from coterie.plan import Means
 from coterie.planning import hashing
 from coterie.planning.kmeans import Options
@@ -32,9 +32,9 @@ _KINDS = {
     "int": "SymInt",
     "bool": "bool",
 }
-_RESULTS = {1: "Tensor", 2: "(Tensor, Tensor)"}
+_FUNCTIONS: dict[Any, Callable[..., Any]] = {}  # what each op is, without the dispatcher
 P = ParamSpec("P")
-R = TypeVar("R", Tensor, tuple[Tensor, Tensor])
+R = TypeVar("R", bound=Tensor | tuple[Tensor, ...])
 
 
 def _op(*results: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -62,12 +62,20 @@ def _op(*results: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
         # Without the autograd that `custom_op` adds: plans have no gradient, and it costs as much as a small kernel.
         inputs = ", ".join(f"{_KINDS[each.annotation]} {each.name}" for each in parameters)
-        _LIBRARY.define(f"{name}({inputs}) -> {_RESULTS[len(results)]}")
+        tensors = ", ".join(["Tensor"] * len(results))
+        _LIBRARY.define(f"{name}({inputs}) -> ({tensors})")
         _LIBRARY.impl(name, fill, "CPU")
         torch.library.register_fake(f"coterie::{name}", empty, lib=_LIBRARY)
-        return cast(Callable[P, R], getattr(torch.ops.coterie, name).default)
+        op = getattr(torch.ops.coterie, name).default
+        _FUNCTIONS[op] = fill
+        return cast(Callable[P, R], op)
 
     return declare
+
+
+def run(op: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """The op of these arguments, of which the first is one of the call's own tensors, or made from one."""
+    return _FUNCTIONS[op](*args, **kwargs) if unwatched(cast(Tensor, args[0])) else op(*args, **kwargs)
 
 
 def _reader(parameter: inspect.Parameter) -> Callable[[Any], Any]:
@@ -111,7 +119,8 @@ def smyrf_orders_op(
 def smyrf_orders(
     tokens: Tokens, groups: Tensor, rounds: int, transform: str, hash_name: str, seed: int | Tensor
 ) -> tuple[Tensor, Tensor]:
-    return smyrf_orders_op(
+    return run(
+        smyrf_orders_op,
         tokens.raw_q,
         tokens.raw_k,
         tokens.query_mask,
@@ -142,8 +151,8 @@ def buckets(
         f, g = (x.float() for x in hashing.transform(transform, tokens.q, tokens.k, *masks))
     heads, drawn = tokens.sizes.heads, _seed(seed)
     return (
-        cross_polytope_op(f, tokens.query_mask, columns, drawn, heads, rounds, tokens.layer),
-        cross_polytope_op(g, tokens.key_mask, columns, drawn, heads, rounds, tokens.layer),
+        run(cross_polytope_op, f, tokens.query_mask, columns, drawn, heads, rounds, tokens.layer),
+        run(cross_polytope_op, g, tokens.key_mask, columns, drawn, heads, rounds, tokens.layer),
     )
 
 
@@ -155,7 +164,7 @@ def hamming_kmeans_op(
 
 
 def hamming_clusters(tokens: Tokens, clusters: int, iterations: int, bits: int, seed: int) -> Tensor:
-    return hamming_kmeans_op(tokens.raw_q, tokens.query_mask, _seed(seed), clusters, iterations, bits, tokens.layer)
+    return run(hamming_kmeans_op, tokens.raw_q, tokens.query_mask, _seed(seed), clusters, iterations, bits, tokens.layer)
 
 
 @_op("labels", "centroids")
@@ -187,7 +196,8 @@ def kmeans(
     x: Tensor, parts: Parts, clusters: int, iterations: int, **options: Unpack[Options]
 ) -> tuple[Tensor, Tensor]:
     expect_keywords("kmeans", options, _KMEANS)
-    return kmeans_op(
+    return run(
+        kmeans_op,
         x,
         parts.order,
         parts.start,
@@ -210,7 +220,7 @@ def cluster_means_op(x: Tensor, mask: Tensor, labels: Tensor, clusters: int) -> 
 
 
 def cluster_means(tokens: Tokens, labels: Tensor, clusters: int, *, mask: Tensor | None = None) -> Tensor:
-    return cluster_means_op(tokens.raw_q, tokens.query_mask if mask is None else mask, labels, clusters)
+    return run(cluster_means_op, tokens.raw_q, tokens.query_mask if mask is None else mask, labels, clusters)
 
 
 def routing_centroids(tokens: Tokens, clusters: int, iterations: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -219,7 +229,8 @@ def routing_centroids(tokens: Tokens, clusters: int, iterations: int, seed: int)
     both = torch.cat([tokens.raw_q, keys], 2)
     bounds = (parts.order, parts.start, parts.stop)
     unit, per_head = True, True
-    labels, centroids = kmeans_op(
+    labels, centroids = run(
+        kmeans_op,
         both, *bounds, None, None, _seed(seed), clusters, iterations, 0, unit, per_head, tokens.layer
     )
     return centroids, labels[:, :, : tokens.sizes.queries]
@@ -232,7 +243,7 @@ def top_keys_op(queries: Tensor, k: Tensor, mask: Tensor, limits: Tensor | None,
 
 def top_keys(tokens: Tokens, queries: Tensor, count: int, *, unit: bool = False, causal: bool = False) -> Tensor:
     limits = tokens.query_positions.long() + 1 if causal else None
-    return top_keys_op(queries, tokens.raw_k, tokens.key_mask, limits, count, unit)
+    return run(top_keys_op, queries, tokens.raw_k, tokens.key_mask, limits, count, unit)
 
 
 @_op("halved")
@@ -241,7 +252,7 @@ def halve_op(x: Tensor, order: Tensor, start: Tensor, stop: Tensor, leaves: Tens
 
 
 def halve(x: Tensor, parts: Parts, leaves: Tensor, room: int, together: Tensor) -> Tensor:
-    return halve_op(x, parts.order, parts.start, parts.stop, leaves, together)
+    return run(halve_op, x, parts.order, parts.start, parts.stop, leaves, together)
 
 
 @_op("picks", "left")
@@ -270,7 +281,7 @@ def near_keys(
 ) -> tuple[Tensor, Tensor]:
     members = [clusters.order, clusters.start, clusters.stop]
     visible, count = seen.clusters.to(torch.int32), seen.shown.to(torch.int32)
-    return near_keys_op(queries, tokens.raw_k, members, visible, count, seen.groups, seen.together, *search, seen.room)
+    return run(near_keys_op, queries, tokens.raw_k, members, visible, count, seen.groups, seen.together, *search, seen.room)
 
 
 @_op("order")
@@ -279,7 +290,7 @@ def order_by_op(scores: Tensor, mask: Tensor) -> Tensor:
 
 
 def order_by(scores: Tensor, mask: Tensor) -> Tensor:
-    return order_by_op(scores.to(torch.float32), mask.expand(scores.shape))
+    return run(order_by_op, scores.to(torch.float32), mask.expand(scores.shape))
 
 
 @_op("order", "offsets")
@@ -291,4 +302,4 @@ def group_by_op(labels: Tensor, mask: Tensor, groups: int) -> tuple[Tensor, Tens
 
 
 def group_by(labels: Tensor, mask: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-    return group_by_op(labels.long(), mask.expand(labels.shape), groups)
+    return run(group_by_op, labels.long(), mask.expand(labels.shape), groups)
