@@ -11,6 +11,7 @@
 #include "kmeans.h"
 #include "kmeans_hamming.h"
 #include "means.h"
+#include "near_far.h"
 #include "near_keys.h"
 #include "top_keys.h"
 
@@ -38,6 +39,7 @@ inline Kernels all_kernels(const char* name) {
                 .cluster_means = cluster_means,
                 .top_keys = top_keys,
                 .near_keys = near_keys,
+                .near_far = near_far,
             },
     };
 }

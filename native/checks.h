@@ -84,6 +84,7 @@ template <class T>
 void check_dtype(const char* name, const Tensor& x) {
     constexpr int bits = 8 * sizeof(T);
     const char* kind = std::is_floating_point_v<T> ? "float" : std::is_signed_v<T> ? "int" : "uint";
+    if (std::is_same_v<T, uint8_t> && has_dtype(x, nb::dlpack::dtype_code::Bool, bits)) return;  // masks
     if (!has_dtype(x, code_of<T>(), bits)) refuse(name, kind + std::to_string(bits), "another dtype");
 }
 

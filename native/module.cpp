@@ -262,6 +262,225 @@ static void smyrf_orders(const Tensor& q, const Tensor& k, const Tensor& query_m
     kernels().planning.smyrf_orders(call, of_queries, of_keys);
 }
 
+static void cut(const uint8_t* queries, const uint8_t* keys, const Rows& q, const Rows& k, int64_t cluster_size,
+                int64_t groups, std::vector<int64_t>& used, int32_t* query_offsets, int32_t* key_offsets) {
+    for (int64_t b = 0; b < q.batch; b++) {
+        int64_t rows = Real(queries + b * q.rows, q.rows).count(), columns = Real(keys + b * k.rows, k.rows).count();
+        // Never more groups than keys, or some queries would meet nobody.
+        used[b] = std::max<int64_t>(1, std::min((rows + cluster_size - 1) / cluster_size, columns));
+        for (int64_t h = 0; h < q.heads; h++)
+            for (int64_t g = 0, at = (b * q.heads + h) * (groups + 1); g <= groups; g++, at++) {
+                query_offsets[at] = static_cast<int32_t>(balanced(g, rows, used[b]));
+                key_offsets[at] = static_cast<int32_t>(balanced(g, columns, used[b]));
+            }
+    }
+}
+
+static void smyrf_groups(const Tensor& q, const Tensor& k, const Tensor& query_mask, const Tensor& key_mask,
+                         int64_t cluster_size, int64_t rounds, int64_t transform, bool e2lsh, int64_t seed,
+                         int64_t layer, int64_t threads, const Tensor& query_order, const Tensor& key_order,
+                         const Tensor& query_offsets, const Tensor& key_offsets) {
+    Rows queries = rows_of("q", q), keys = rows_of("k", k);
+    check_shape("k", k, {queries.batch, keys.heads, keys.rows, queries.dim});
+    check_heads("q", queries.heads, keys.heads);
+    check_in("cluster_size", cluster_size, 1, kMostRows);
+    check_rank("query_offsets", query_offsets, 3);
+    int64_t groups = check_in("query_offsets", size_of(query_offsets, 2) - 1, 0, kMostRows);
+    std::vector<int64_t> used(queries.batch);
+    HashCall call{
+        .q = queries,
+        .k = keys,
+        .query_mask = mask_of("query_mask", query_mask, queries),
+        .key_mask = mask_of("key_mask", key_mask, keys),
+        .groups = used.data(),
+        .rounds = check_in("rounds", rounds, 0, kMostParts),
+        .transform = static_cast<int>(check_in("transform", transform, 0, 4)),
+        .buckets = e2lsh,
+        .draws = draws_of(seed, layer),
+        .threads = check_threads(threads),
+    };
+    Shape lead{queries.batch, queries.heads};
+    auto* of_queries = data_of<int32_t>("query_order", query_order, {lead[0], lead[1], rounds, queries.rows});
+    auto* of_keys = data_of<int32_t>("key_order", key_order, {lead[0], lead[1], rounds, keys.rows});
+    auto* query_edges = data_of<int32_t>("query_offsets", query_offsets, {lead[0], lead[1], groups + 1});
+    auto* key_edges = data_of<int32_t>("key_offsets", key_offsets, {lead[0], lead[1], groups + 1});
+    Working working;
+    cut(call.query_mask, call.key_mask, queries, keys, cluster_size, groups, used, query_edges, key_edges);
+    kernels().planning.smyrf_orders(call, of_queries, of_keys);
+}
+
+// Masks of tokens: (batch, queries) and (batch, keys).
+struct TokenMasks {
+    int64_t batch, queries, keys;
+    const uint8_t *query, *key;
+
+    TokenMasks(const Tensor& query_mask, const Tensor& key_mask) {
+        check_rank("query_mask", query_mask, 2);
+        check_rank("key_mask", key_mask, 2);
+        batch = size_of(query_mask, 0);
+        queries = check_in("query_mask", size_of(query_mask, 1), 0, kMostRows);
+        keys = check_in("key_mask", size_of(key_mask, 1), 0, kMostRows);
+        query = data_of<uint8_t>("query_mask", query_mask, {batch, queries});
+        key = data_of<uint8_t>("key_mask", key_mask, {batch, keys});
+    }
+};
+
+// Blocks of neighbouring queries, and the keys from `back` before the first of a block to `ahead` behind its last.
+static void neighbours(const Tensor& query_mask, const Tensor& key_mask, const Tensor& offset, int64_t block,
+                       int64_t back, int64_t ahead, const Tensor& query_order, const Tensor& query_offsets,
+                       const Tensor& key_order, const Tensor& key_start, const Tensor& key_stop) {
+    TokenMasks masks(query_mask, key_mask);
+    check_in("block", block, 1, kMostRows);
+    for (int64_t reach : {back, ahead}) check_in("back and ahead", reach, -(int64_t{1} << 32), int64_t{1} << 32);
+    check_rank("key_start", key_start, 2);
+    int64_t batch = masks.batch, blocks = check_in("key_start", size_of(key_start, 1), 0, kMostRows);
+    auto* at = data_of<int32_t>("offset", offset, {batch});
+    auto* rows = data_of<int32_t>("query_order", query_order, {batch, masks.queries});
+    auto* edges = data_of<int32_t>("query_offsets", query_offsets, {batch, blocks + 1});
+    auto* columns = data_of<int32_t>("key_order", key_order, {batch, masks.keys});
+    auto* start = data_of<int32_t>("key_start", key_start, {batch, blocks});
+    auto* stop = data_of<int32_t>("key_stop", key_stop, {batch, blocks});
+    Working working;
+    for (int64_t b = 0; b < batch; b++) {
+        Real queries(masks.query + b * masks.queries, masks.queries), keys(masks.key + b * masks.keys, masks.keys);
+        queries.list(rows + b * masks.queries);
+        keys.list(columns + b * masks.keys);
+        auto before = [&](int64_t position) { return keys.before[std::clamp<int64_t>(position, 0, masks.keys)]; };
+        for (int64_t g = 0; g <= blocks; g++) {
+            int64_t first = std::min(g * block, masks.queries), last = std::min((g + 1) * block, masks.queries) - 1;
+            edges[b * (blocks + 1) + g] = queries.before[first];
+            if (g == blocks) break;
+            start[b * blocks + g] = before(first + at[b] - back);
+            stop[b * blocks + g] = before(last + at[b] + ahead + 1);
+        }
+    }
+}
+
+// The key that each query is level with, if both are real; otherwise −1.
+static void self_keys(const Tensor& query_mask, const Tensor& key_mask, const Tensor& offset, const Tensor& selves) {
+    TokenMasks masks(query_mask, key_mask);
+    auto* at = data_of<int32_t>("offset", offset, {masks.batch});
+    auto* to = data_of<int32_t>("selves", selves, {masks.batch, masks.queries});
+    for (int64_t b = 0; b < masks.batch; b++)
+        for (int64_t i = 0; i < masks.queries; i++) {
+            int64_t key = i + at[b];
+            bool real = key >= 0 && key < masks.keys && masks.query[b * masks.queries + i];
+            to[b * masks.queries + i] = real && masks.key[b * masks.keys + key] ? static_cast<int32_t>(key) : -1;
+        }
+}
+
+// share, clusters, tokens, room.
+static Count count_of(const char* name, const int64_t* numbers) {
+    return {
+        .share = check_in(name, numbers[0], 0, kMostRows),
+        .clusters = check_in(name, numbers[1], 0, kMostRows),
+        .tokens = check_in(name, numbers[2], 0, kMostRows),
+        .room = check_in(name, numbers[3], 1, kMostRows),
+    };
+}
+
+static void check_product(const char* name, double product) {
+    if (!(product < 4e18)) refuse(name, "numbers whose product fits into 64 bits", "larger ones");
+}
+
+static std::vector<NearFarLevel> levels_of(const std::vector<int64_t>& numbers, int64_t chunk, int64_t keys) {
+    if (numbers.empty() || numbers.size() % 6) refuse("levels", "6 numbers each", std::to_string(numbers.size()));
+    std::vector<NearFarLevel> levels;
+    for (size_t at = 0; at < numbers.size(); at += 6) {
+        levels.push_back({
+            .size = check_in("levels", numbers[at], 1, kMostRows),
+            .blocks = check_in("levels", numbers[at + 1], 1, kMostRows),
+            .clusters = count_of("levels", numbers.data() + at + 2),
+        });
+        check_in("levels", levels.back().clusters.room, 1, kMostParts);
+        check_product("levels", double(levels.back().size) * double(levels.back().blocks + 1) * double(chunk + 1));
+        int64_t hold = levels.back().blocks * levels.back().size * chunk;
+        if (chunk && hold < keys)
+            refuse("levels", "blocks for " + std::to_string(keys) + " keys", std::to_string(hold));
+    }
+    if (!chunk && (levels.size() > 1 || levels[0].blocks > 1)) refuse("levels", "one block without chunks", "more");
+    return levels;
+}
+
+static void near_far(const Tensor& q, const Tensor& k, const Tensor& query_mask, const Tensor& key_mask,
+                     const Tensor& offset, int64_t chunk, const std::vector<int64_t>& groups, int64_t parts,
+                     int64_t room, int64_t in_part, const std::vector<int64_t>& levels, int64_t iterations,
+                     int64_t key_iterations, int64_t sample, int64_t looked_at, int64_t party, int64_t near,
+                     int64_t reach, bool wide, int64_t sinks, double scale, int64_t seed, int64_t layer,
+                     int64_t threads, const Tensor& order, const Tensor& offsets, const Tensor& bounds,
+                     const Tensor& rows, const Tensor& picks, const Tensor& left, const std::vector<Tensor>& clusters,
+                     const std::vector<Tensor>& chunks) {
+    Rows queries = rows_of("q", q), keys = rows_of("k", k);
+    check_shape("k", k, {queries.batch, keys.heads, keys.rows, queries.dim});
+    check_heads("q", queries.heads, keys.heads);
+    check_in("head size", keys.dim, 0, int64_t{1} << 16);  // sums of products of bytes fit into 32 bits
+    check_in("near", near, 0, kMostRows);
+    if (groups.size() != 4) refuse("groups", "4 numbers", std::to_string(groups.size()));
+    NearFarCall call{
+        .q = queries,
+        .k = keys,
+        .query_mask = mask_of("query_mask", query_mask, queries),
+        .key_mask = mask_of("key_mask", key_mask, keys),
+        .offset = data_of<int32_t>("offset", offset, {queries.batch}),
+        .chunk = check_in("chunk", chunk, 0, kMostRows),
+        .groups = count_of("groups", groups.data()),
+        .parts = check_in("parts", parts, 1, kMostRows),
+        .room = check_in("room", room, 1, kMostParts),
+        .in_part = check_in("in_part", in_part, 1, kMostRows),
+        .levels = levels_of(levels, chunk, keys.rows),
+        .iterations = check_in("iterations", iterations, 0, INT32_MAX),
+        .key_iterations = check_in("key_iterations", key_iterations, 0, INT32_MAX),
+        .sample = check_in("sample", sample, 0, INT32_MAX),
+        .looked_at = looked_at,
+        .party = check_in("party", party, 1, kMostRows),
+        .near = near,
+        .reach = check_in("reach", reach, std::max<int64_t>(1, near), INT64_MAX),
+        .sinks = check_in("sinks", sinks, 0, kMostRows),
+        .sunk = chunk ? std::min(sinks, keys.rows) : 0,
+        .scale = scale,
+        .draws = draws_of(seed, layer),
+        .threads = check_threads(threads),
+    };
+    check_product("parts", double(parts + 1) * double(chunk + 1));
+    check_rank("rows", rows, 3);
+    int64_t batch = queries.batch, all = 0, width = check_in("rows", size_of(rows, 2), call.sunk, kMostRows);
+    for (const auto& level : call.levels) all += level.blocks * level.clusters.room;
+    int64_t total = parts * room, listed = static_cast<int64_t>(call.levels.size()) * keys.rows;
+    check_in("clusters", keys.rows + all, 0, kMostRows);
+    check_in("rows", parts * width, 0, kMostRows);
+    check_in("picks", total, 0, near ? kMostRows / near : kMostRows);
+    if (!chunk && width != all) refuse("rows", std::to_string(all) + " of a part", std::to_string(width));
+    int64_t largest = chunk ? std::min(call.levels.back().size * chunk, keys.rows) : keys.rows;
+    if (!wide && largest > INT16_MAX) refuse("wide", "True, as a cluster may have so many keys", "False");
+    check_count("clusters", clusters, chunk ? 4 : 3);
+    check_count("chunks", chunks, chunk ? 5 : 0);
+    auto ints = [&](const char* name, const Tensor& x, const Shape& shape) { return data_of<int32_t>(name, x, shape); };
+    Shape of_groups{batch, queries.heads, total, width}, of_clusters{batch, keys.heads, all};
+    NearFarPlan plan{
+        .order = ints("order", order, {batch, queries.heads, queries.rows}),
+        .offsets = ints("offsets", offsets, {batch, queries.heads, total + 1}),
+        .bounds = ints("bounds", bounds, {4, batch, queries.heads, total}),
+        .rows = ints("rows", rows, {batch, parts, width}),
+        .picks = {.keys = ints("picks", picks, {batch, queries.heads, total * near}),
+                  .narrow = wide ? nullptr : data_of<int16_t>("left", left, of_groups),
+                  .wide = wide ? data_of<int32_t>("left", left, of_groups) : nullptr},
+        .cluster_order = ints("clusters", clusters[0], {batch, keys.heads, listed}),
+        .cluster_start = ints("clusters", clusters[1], of_clusters),
+        .cluster_stop = ints("clusters", clusters[2], of_clusters),
+        .cluster_position = chunk ? ints("clusters", clusters[3], of_clusters) : nullptr,
+        .width = width,
+        .listed = listed,
+        .clusters = all,
+        .chunk_order = chunk ? ints("chunks", chunks[0], {batch, queries.rows}) : nullptr,
+        .chunk_offsets = chunk ? ints("chunks", chunks[1], {batch, parts + 1}) : nullptr,
+        .chunk_keys = chunk ? ints("chunks", chunks[2], {batch, keys.rows}) : nullptr,
+        .chunk_start = chunk ? ints("chunks", chunks[3], {batch, parts}) : nullptr,
+        .chunk_stop = chunk ? ints("chunks", chunks[4], {batch, parts}) : nullptr,
+    };
+    Working working;
+    kernels().planning.near_far(call, plan);
+}
+
 static void cross_polytope(const Tensor& x, const Tensor& mask, const Tensor& columns, int64_t heads, int64_t rounds,
                            int64_t seed, int64_t layer, int64_t threads, const Tensor& buckets) {
     Rows rows = rows_of("x", x);
@@ -597,6 +816,16 @@ NB_MODULE(_native, m) {
     m.def("group_by", group_by, "labels"_a, "mask"_a, "groups"_a, "order"_a, "offsets"_a, "threads"_a);
     m.def("smyrf_orders", smyrf_orders, "q"_a, "k"_a, "query_mask"_a, "key_mask"_a, "groups"_a, "rounds"_a,
           "transform"_a, "e2lsh"_a, "seed"_a, "layer"_a, "threads"_a, "query_order"_a, "key_order"_a);
+    m.def("smyrf_groups", smyrf_groups, "q"_a, "k"_a, "query_mask"_a, "key_mask"_a, "cluster_size"_a, "rounds"_a,
+          "transform"_a, "e2lsh"_a, "seed"_a, "layer"_a, "threads"_a, "query_order"_a, "key_order"_a, "query_offsets"_a,
+          "key_offsets"_a);
+    m.def("neighbours", neighbours, "query_mask"_a, "key_mask"_a, "offset"_a, "block"_a, "back"_a, "ahead"_a,
+          "query_order"_a, "query_offsets"_a, "key_order"_a, "key_start"_a, "key_stop"_a);
+    m.def("self_keys", self_keys, "query_mask"_a, "key_mask"_a, "offset"_a, "selves"_a);
+    m.def("near_far", near_far, "q"_a, "k"_a, "query_mask"_a, "key_mask"_a, "offset"_a, "chunk"_a, "groups"_a,
+          "parts"_a, "room"_a, "in_part"_a, "levels"_a, "iterations"_a, "key_iterations"_a, "sample"_a, "looked_at"_a,
+          "party"_a, "near"_a, "reach"_a, "wide"_a, "sinks"_a, "scale"_a, "seed"_a, "layer"_a, "threads"_a, "order"_a,
+          "offsets"_a, "bounds"_a, "rows"_a, "picks"_a, "left"_a, "clusters"_a, "chunks"_a);
     m.def("cross_polytope", cross_polytope, "x"_a, "mask"_a, "columns"_a, "heads"_a, "rounds"_a, "seed"_a, "layer"_a,
           "threads"_a, "buckets"_a);
     m.def("kmeans", kmeans, "x"_a, "order"_a, "start"_a, "stop"_a, "counts"_a.none(), "given"_a.none(), "clusters"_a,

@@ -3,6 +3,7 @@
 
 #include "arrays.h"
 #include "draws.h"
+#include "layout.h"
 
 namespace coterie {
 
@@ -107,6 +108,43 @@ struct Picks {
     int32_t* wide;
 };
 
+// Blocks of so many chunks, and the clusters of their keys. Without chunks, one block is all.
+struct NearFarLevel {
+    int64_t size, blocks;
+    Count clusters;
+};
+
+// The plan of near–far attention; `near_far.h` makes it. Groups of queries are made in parts, at most `room` in each:
+// in chunks if causal.
+struct NearFarCall {
+    Rows q, k;
+    const uint8_t *query_mask, *key_mask;
+    const int32_t* offset;  // (batch)
+    int64_t chunk;  // keys of a chunk; 0 if not causal
+    Count groups;  // of a sample, or of a chunk
+    int64_t parts, room, in_part;
+    std::vector<NearFarLevel> levels;
+    int64_t iterations, key_iterations, sample;
+    int64_t looked_at, party, near, reach, sinks;
+    int64_t sunk;  // sinks that there are at most
+    double scale;
+    Draws draws;
+    int threads;
+};
+
+// What its rounds and means hold.
+struct NearFarPlan {
+    int32_t *order, *offsets;  // (batch, heads, Nq), (batch, heads, groups + 1)
+    int32_t* bounds;  // (4, batch, heads, groups): where each group's far and near rows start and stop
+    int32_t* rows;  // (batch, parts, width): the far rows of a part
+    Picks picks;
+    int32_t* cluster_order;  // (batch, key heads, listed)
+    int32_t *cluster_start, *cluster_stop, *cluster_position;  // (batch, key heads, clusters)
+    int64_t width, listed, clusters;
+    int32_t *chunk_order, *chunk_offsets, *chunk_keys;  // if causal: (batch, Nq), (batch, parts + 1), (batch, Nk)
+    int32_t *chunk_start, *chunk_stop;  // (batch, parts)
+};
+
 struct PlanningKernels {
     void (*order_by)(const float*, const uint8_t*, const OrderShape&, int32_t*, int);
     void (*group_by)(const int64_t*, const uint8_t*, const OrderShape&, int64_t, int32_t*, int32_t*, int);
@@ -118,6 +156,7 @@ struct PlanningKernels {
     void (*cluster_means)(const MeansCall&, const int64_t*, double*);
     void (*top_keys)(const TopCall&, const double*, int64_t*);
     void (*near_keys)(const NearCall&, const float*, const Picks&);
+    void (*near_far)(const NearFarCall&, const NearFarPlan&);
 };
 
 }  // namespace coterie

@@ -223,26 +223,36 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor | None = None, *, enable_gqa: 
     """q (B, H, Nq, D), k (B, Hk, Nk, D) and v (B, Hk, Nk, Dv) must fit together."""
     named = [("q", q), ("k", k)] + ([("v", v)] if v is not None else [])
     for name, x in named:
-        expect_type(isinstance(x, Tensor), name, "a tensor", type(x).__name__)
-        expect_type(not x.is_nested, name, "a padded tensor", "a nested one")
-        expect(x.ndim == 4, name, "4 dimensions (batch, heads, length, dim)", tuple(x.shape))
-        expect_type(x.dtype in _DTYPES, name, _A_DTYPE, x.dtype)
+        if not (isinstance(x, Tensor) and not x.is_nested and x.ndim == 4 and x.dtype in _DTYPES):
+            _refuse(name, x)
         expect_type(x.dtype == q.dtype, name, "the dtype of q, {}", x.dtype, q.dtype)
         expect(x.device == q.device, name, "the device of q, {}", x.device, q.device)
-        expect(x.shape[0] == q.shape[0], name, "the batch size of q, {}", x.shape[0], q.shape[0])
-    expect(q.shape[3] > 0, "q", "a head dim ≥ 1", tuple(q.shape))
-    expect(k.shape[3] == q.shape[3], "k", "the head dim of q, {}", k.shape[3], q.shape[3])
+        if x.shape[0] != q.shape[0]:
+            expect(False, name, "the batch size of q, {}", x.shape[0], q.shape[0])
+    queries, keys = q.shape, k.shape
+    if not queries[3] > 0:
+        expect(False, "q", "a head dim ≥ 1", tuple(queries))
+    expect(keys[3] == queries[3], "k", "the head dim of q, {}", keys[3], queries[3])
     # Numbers, also in a graph that is being compiled: heads do not change between calls as lengths do.
-    heads, key_heads = index(q.shape[1]), index(k.shape[1])
+    heads, key_heads = index(queries[1]), index(keys[1])
     if v is not None:
-        expect(v.shape[1] == key_heads, "v", "the {} heads of k", v.shape[1], key_heads)
-        expect(v.shape[2] == k.shape[2], "v", "the length of k, {}", v.shape[2], k.shape[2])
+        values = v.shape
+        expect(values[1] == key_heads, "v", "the {} heads of k", values[1], key_heads)
+        expect(values[2] == keys[2], "v", "the length of k, {}", values[2], keys[2])
     if heads != key_heads:
         expect(enable_gqa, "k", "the {} heads of q (fewer need enable_gqa=True)", key_heads, heads)
         fits = key_heads > 0 and heads % key_heads == 0
         expect(fits, "k", "a number of heads that divides the {} of q", key_heads, heads)
     expect(heads > 0, "q", "at least one head", heads)
-    return Sizes(q.shape[0], heads, key_heads, q.shape[2], k.shape[2])
+    return Sizes(queries[0], heads, key_heads, queries[2], keys[2])
+
+
+def _refuse(name: str, x: Any) -> None:
+    """Say what is wrong with a tensor."""
+    expect_type(isinstance(x, Tensor), name, "a tensor", type(x).__name__)
+    expect_type(not x.is_nested, name, "a padded tensor", "a nested one")
+    expect(x.ndim == 4, name, "4 dimensions (batch, heads, length, dim)", tuple(x.shape))
+    expect_type(x.dtype in _DTYPES, name, _A_DTYPE, x.dtype)
 
 
 def check_offset(causal_offset: int | Tensor | None, sizes: Sizes, device: torch.device) -> Tensor:
@@ -321,6 +331,11 @@ def no_autocast(device: torch.device) -> AbstractContextManager[object]:
     if device.type == "meta" or not torch.is_autocast_enabled(device.type):
         return nullcontext()
     return torch.autocast(device.type, enabled=False)
+
+
+def no_gradients() -> AbstractContextManager[object]:
+    """A context without gradients; many calls are made in one."""
+    return torch.no_grad() if torch.is_grad_enabled() else nullcontext()
 
 
 def _autocast(*tensors: Any) -> tuple[Any, ...]:

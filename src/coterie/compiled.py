@@ -102,5 +102,5 @@ def last_contiguous(x: Tensor) -> Tensor:
 
 
 def mask_bytes(mask: Tensor | None) -> Tensor | None:
-    """A bool mask as bytes."""
-    return None if mask is None else mask.detach().contiguous().view(torch.uint8)
+    """A bool mask as the kernels read it: a byte each."""
+    return None if mask is None else mask.contiguous()

@@ -220,6 +220,86 @@ def _smyrf_orders(rng: random.Random) -> Arguments:
     }
 
 
+def _smyrf_groups(rng: random.Random) -> Arguments:
+    given = _smyrf_orders(rng)
+    del given["groups"]
+    room = given["q"].shape[:2] + (rng.randint(1, 5),)
+    return given | {
+        "cluster_size": rng.randint(1, 9),
+        "query_offsets": _ints(1, *room),
+        "key_offsets": _ints(1, *room),
+    }
+
+
+def _masks(batch: int, queries: int, keys: int) -> dict[str, Tensor]:
+    return {"query_mask": _bytes(batch, queries) > 0, "key_mask": _bytes(batch, keys), "offset": _ints(9, batch) - 4}
+
+
+def _neighbours(rng: random.Random) -> Arguments:
+    batch, _, _, queries, keys, _ = _sizes(rng)
+    blocks = rng.randint(0, 4)
+    return {
+        **_masks(batch, queries, keys),
+        "block": rng.randint(1, 5),
+        "back": rng.randint(-3, 9),
+        "ahead": rng.randint(-3, 9),
+        "query_order": _ints(1, batch, queries),
+        "query_offsets": _ints(1, batch, blocks + 1),
+        "key_order": _ints(1, batch, keys),
+        "key_start": _ints(1, batch, blocks),
+        "key_stop": _ints(1, batch, blocks),
+    }
+
+
+def _self_keys(rng: random.Random) -> Arguments:
+    batch, _, _, queries, keys, _ = _sizes(rng)
+    return {**_masks(batch, queries, keys), "selves": _ints(1, batch, queries)}
+
+
+def _near_far(rng: random.Random) -> Arguments:
+    batch, heads, key_heads, queries, keys, dim = _sizes(rng)
+    chunk, room, near, wide = rng.choice((0, 0, 1, 2, 5)), rng.randint(1, 5), rng.randint(0, 4), rng.random() < 0.5
+    parts = -(-queries // chunk) + 1 if chunk else rng.randint(1, 3)
+    counts = [[rng.randint(0, 3), rng.randint(0, 2), rng.randint(0, 4), rng.randint(1, 4)] for _ in range(3)]
+    levels = [[1, max(1, keys), *counts[0]], [2, keys // 2 + 1, *counts[1]]][: rng.randint(1, 2)] if chunk else []
+    levels = levels or [[1, 1, *counts[0]]]
+    sinks, clusters = rng.randint(0, 3), sum(each[1] * each[5] for each in levels)
+    width = sum(min(each[1], 33) * each[5] for each in levels) + (min(sinks, keys) if chunk else 0)
+    groups = parts * room
+    lists = [_ints(1, batch, key_heads, clusters) for _ in range(3 if chunk else 2)]
+    chunks = [_ints(1, batch, queries), _ints(1, batch, parts + 1), _ints(1, batch, keys)]
+    return {
+        "q": _floats(rng, batch, heads, queries, dim),
+        "k": _floats(rng, batch, key_heads, keys, dim),
+        **_masks(batch, queries, keys),
+        "chunk": chunk,
+        "groups": counts[2],
+        "parts": parts,
+        "room": room,
+        "in_part": rng.randint(1, 4),
+        "levels": [number for each in levels for number in each],
+        "iterations": rng.randint(0, 2),
+        "key_iterations": rng.randint(0, 2),
+        "sample": rng.randint(0, 3),
+        "looked_at": rng.randint(0, 9),
+        "party": rng.randint(1, 4),
+        "near": near,
+        "reach": max(1, near) + rng.randint(0, 9),
+        "wide": wide,
+        "sinks": sinks,
+        "scale": rng.random(),
+        "order": _ints(1, batch, heads, queries),
+        "offsets": _ints(1, batch, heads, groups + 1),
+        "bounds": _ints(1, 4, batch, heads, groups),
+        "rows": _ints(1, batch, parts, width),
+        "picks": _ints(1, batch, heads, groups * near),
+        "left": _ints(1, batch, heads, groups, width, dtype=torch.int32 if wide else torch.int16),
+        "clusters": [_ints(1, batch, key_heads, len(levels) * keys), *lists],
+        "chunks": [*chunks, _ints(1, batch, parts), _ints(1, batch, parts)] if chunk else [],
+        **_drawing(rng),
+    }
+
+
 def _parts(rng: random.Random, batch: int, rows: int) -> dict[str, Tensor]:
     cuts = torch.randint(0, rows + 1, (batch, rng.randint(0, 3) + 1)).sort(-1).values.to(torch.int32)
     order = torch.stack([torch.randperm(rows, dtype=torch.int32) for _ in range(batch)] or [_ints(1, rows)])[:batch]
@@ -422,6 +502,10 @@ CALLS: dict[str, Callable[[random.Random], Arguments]] = {
     "order_by": _order_by,
     "group_by": _group_by,
     "smyrf_orders": _smyrf_orders,
+    "smyrf_groups": _smyrf_groups,
+    "neighbours": _neighbours,
+    "self_keys": _self_keys,
+    "near_far": _near_far,
     "kmeans": _kmeans,
     "halve": _halve,
     "hamming_kmeans": _hamming_kmeans,

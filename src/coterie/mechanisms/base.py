@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 import torch
 from torch import Tensor
 
-from coterie.call import Call, Planning, no_autocast
+from coterie.call import Call, Planning, no_autocast, no_gradients
 from coterie.checks import expect, expect_choice, expect_type
 from coterie.plan import Plan
 from coterie.plan.guests import seat
@@ -150,7 +150,7 @@ class Mechanism(ABC):
         real, guests = call.real_queries, call.guests
         if guests is not None:
             guests = guests & ~real
-        with torch.no_grad(), no_autocast(call.q.device):
+        with no_gradients(), no_autocast(call.q.device):
             if guests is None:
                 return self.build(Tokens(call, real, call.real_keys))
             if self.per_query:

@@ -8,6 +8,7 @@ import torch
 
 from coterie.mechanisms.base import PerQuery, register
 from coterie.plan import Plan, Round
+from coterie.planning import whole
 from coterie.planning.tokens import Tokens
 
 
@@ -25,6 +26,10 @@ class Full(PerQuery):
     """
 
     def build(self, tokens: Tokens) -> Plan:
+        if whole.possible(tokens.call):
+            one, all_keys = max(1, tokens.sizes.queries), 2**32
+            found = whole.neighbours(tokens.query_mask, tokens.key_mask, tokens.offset, 1, one, all_keys, all_keys)
+            return tokens.plan((Round(*(tokens.per_head(x) for x in found)),))
         queries, num_queries = tokens.real_queries
         keys, num_keys = tokens.real_keys
         zero = torch.zeros_like(num_queries)

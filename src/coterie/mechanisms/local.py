@@ -10,6 +10,7 @@ from torch import Tensor
 from coterie.checks import expect_int
 from coterie.mechanisms.base import PerQuery, register
 from coterie.plan import Plan, Round
+from coterie.planning import whole
 from coterie.planning.orders import ceil_div, compact
 from coterie.planning.tokens import Tokens
 
@@ -20,14 +21,17 @@ def windowed(tokens: Tokens, window: tuple[int, int], query_mask: Tensor, key_ma
     """Blocks of neighbouring queries, each with the range of keys that the window of any of them reaches."""
     queries, keys = tokens.sizes.queries, tokens.sizes.keys
     blocks = max(2, ceil_div(queries, _BLOCK))  # 1 would be a graph of its own
+    low, high = window
+    reach = 0 if tokens.causal else -low
+    if whole.possible(tokens.call):
+        found = whole.neighbours(query_mask, key_mask, tokens.offset, blocks, _BLOCK, high, reach)
+        return Round(*(tokens.per_head(x) for x in found), window=window)
     edges = (torch.arange(blocks + 1, device=tokens.device) * _BLOCK).clamp(max=queries)
     query_order, _ = compact(query_mask)
     key_order, _ = compact(key_mask)
-    low, high = window
     # Positions of the first and last query of a block, whether real or not: a superset that the window then cuts.
     first = edges[:-1] + tokens.offset[:, None]
     last = edges[1:] - 1 + tokens.offset[:, None]
-    reach = 0 if tokens.causal else -low
     return Round(
         query_order=tokens.per_head(query_order),
         query_offsets=tokens.per_head(_ranks(query_mask, edges.expand(tokens.sizes.batch, -1))),

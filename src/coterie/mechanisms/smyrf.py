@@ -13,7 +13,7 @@ from coterie import draws
 from coterie.checks import expect, expect_choice, expect_int, expect_seed, expect_type
 from coterie.mechanisms.base import Mechanism, register
 from coterie.plan import Duplicates, Plan, Round
-from coterie.planning import hashing
+from coterie.planning import hashing, whole
 from coterie.planning.orders import balanced_offsets, ceil_div
 from coterie.planning.round_errors import Orders, RoundErrors, round_errors, rounds_needed
 from coterie.planning.tokens import Tokens
@@ -110,6 +110,8 @@ class Smyrf(Mechanism):
 
     def build(self, tokens: Tokens) -> Plan:
         if isinstance(self.rounds, int):
+            if self.hash != "cross-polytope" and whole.possible(tokens.call):
+                return self._whole(tokens, self.rounds)
             orders = self._orders(tokens, self.rounds)
             taken = None
         else:
@@ -135,6 +137,34 @@ class Smyrf(Mechanism):
         )
         return tokens.plan(rounds, duplicates=self.duplicates)
 
+    def _whole(self, tokens: Tokens, rounds: int) -> Plan:
+        """The plan in one native call."""
+        seed, capacity = self._seed(), self._capacity(tokens)
+        queries, keys, query_offsets, key_offsets = whole.smyrf_groups(
+            tokens.call,
+            tokens.query_mask,
+            tokens.key_mask,
+            self.cluster_size,
+            capacity,
+            rounds,
+            self.transform,
+            self.hash,
+            seed,
+        )
+        start, stop = key_offsets[..., :-1], key_offsets[..., 1:]
+        each = zip(queries.unbind(2), keys.unbind(2), strict=True)
+        return tokens.plan(
+            tuple(Round(query_order, query_offsets, key_order, start, stop) for query_order, key_order in each),
+            duplicates=self.duplicates,
+        )
+
+    def _seed(self) -> int | Tensor:
+        return draws.fresh_seed() if self.resample else self.seed
+
+    def _capacity(self, tokens: Tokens) -> int:
+        """The groups that there is room for."""
+        return max(2, ceil_div(tokens.sizes.queries, self.cluster_size))  # 1 would be a graph of its own
+
     def round_errors(self, tokens: Tokens, rounds: int) -> RoundErrors:
         """What 1, 2, … `rounds` rounds would miss, estimated on sampled queries."""
         return self._errors(tokens, self._orders(tokens, rounds))
@@ -159,7 +189,7 @@ class Smyrf(Mechanism):
         num_queries, num_keys = tokens.query_mask.sum(-1), tokens.key_mask.sum(-1)
         # Never more groups than keys, or some queries would meet nobody.
         groups = torch.minimum((num_queries + self.cluster_size - 1) // self.cluster_size, num_keys).clamp(min=1)
-        capacity = max(2, ceil_div(tokens.sizes.queries, self.cluster_size))  # 1 would be a graph of its own
+        capacity = self._capacity(tokens)
         return Orders(
             *self._sorted(tokens, groups, capacity, rounds),
             balanced_offsets(num_queries, groups, capacity),
@@ -168,7 +198,8 @@ class Smyrf(Mechanism):
 
     def _sorted(self, tokens: Tokens, groups: Tensor, capacity: int, rounds: int) -> tuple[Tensor, Tensor]:
         """Queries and keys by hash, (B, H, rounds, N) each."""
-        seed = draws.fresh_seed().to(tokens.device) if self.resample else self.seed
+        seed = self._seed()
+        seed = seed.to(tokens.device) if isinstance(seed, Tensor) else seed
         steps = tokens.steps
         if self.hash != "cross-polytope":
             return steps.smyrf_orders(tokens, groups, rounds, self.transform, self.hash, seed)

@@ -164,7 +164,9 @@ def hamming_kmeans_op(
 
 
 def hamming_clusters(tokens: Tokens, clusters: int, iterations: int, bits: int, seed: int) -> Tensor:
-    return run(hamming_kmeans_op, tokens.raw_q, tokens.query_mask, _seed(seed), clusters, iterations, bits, tokens.layer)
+    return run(
+        hamming_kmeans_op, tokens.raw_q, tokens.query_mask, _seed(seed), clusters, iterations, bits, tokens.layer
+    )
 
 
 @_op("labels", "centroids")
@@ -230,8 +232,7 @@ def routing_centroids(tokens: Tokens, clusters: int, iterations: int, seed: int)
     bounds = (parts.order, parts.start, parts.stop)
     unit, per_head = True, True
     labels, centroids = run(
-        kmeans_op,
-        both, *bounds, None, None, _seed(seed), clusters, iterations, 0, unit, per_head, tokens.layer
+        kmeans_op, both, *bounds, None, None, _seed(seed), clusters, iterations, 0, unit, per_head, tokens.layer
     )
     return centroids, labels[:, :, : tokens.sizes.queries]
 
@@ -281,7 +282,9 @@ def near_keys(
 ) -> tuple[Tensor, Tensor]:
     members = [clusters.order, clusters.start, clusters.stop]
     visible, count = seen.clusters.to(torch.int32), seen.shown.to(torch.int32)
-    return run(near_keys_op, queries, tokens.raw_k, members, visible, count, seen.groups, seen.together, *search, seen.room)
+    return run(
+        near_keys_op, queries, tokens.raw_k, members, visible, count, seen.groups, seen.together, *search, seen.room
+    )
 
 
 @_op("order")

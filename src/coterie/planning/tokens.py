@@ -13,6 +13,7 @@ from coterie.call import Call
 from coterie.plan import Means, Plan, Round
 from coterie.planning import native as native_steps
 from coterie.planning import reference as reference_steps
+from coterie.planning import whole
 from coterie.planning.orders import compact
 from coterie.planning.steps import Steps
 
@@ -101,8 +102,8 @@ class Tokens:
 
     def per_head(self, index: Tensor) -> Tensor:
         """A (B, …) index for every head, (B, H, …) int32, without a copy."""
-        shape = (index.shape[0], self.sizes.heads, *index.shape[1:])
-        return index.to(torch.int32)[:, None].expand(shape)
+        index = index.to(torch.int32).unsqueeze(1)
+        return index.expand(-1, self.sizes.heads, *[-1] * (index.ndim - 2))
 
     def plan(
         self,
@@ -131,6 +132,8 @@ class Tokens:
         )
 
     def _self_keys(self) -> Tensor:
+        if whole.possible(self.call):
+            return whole.self_keys(self.query_mask, self.key_mask, self.offset)
         positions = self.query_positions
         inside = (positions >= 0) & (positions < self.sizes.keys) & self.query_mask
         at = positions.clamp(0, max(0, self.sizes.keys - 1)).long()

@@ -9,6 +9,7 @@ from coterie.mechanisms.base import Mechanism, StrictIfAsked, register
 from coterie.mechanisms.near_far.causal import causal
 from coterie.mechanisms.near_far.everyone import everyone
 from coterie.mechanisms.near_far.search import Search
+from coterie.mechanisms.near_far.whole import make, possible
 from coterie.plan import Plan
 from coterie.planning.tokens import Tokens
 
@@ -92,4 +93,6 @@ class NearFar(Mechanism):
         expect_int("sinks", self.sinks, at_least=0)
 
     def build(self, tokens: Tokens) -> Plan:
+        if possible(self, tokens):
+            return make(self, tokens)
         return causal(self, tokens) if tokens.causal else everyone(self, tokens)

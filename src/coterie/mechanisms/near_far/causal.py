@@ -32,7 +32,7 @@ def causal(options: NearFar, tokens: Tokens) -> Plan:
 
 def _groups(options: NearFar, tokens: Tokens, chunks: Chunks) -> Groups:
     """Similar queries of a chunk, and what picks for them: their mean query, or with `strict` an older one."""
-    count, parts = _count(options, tokens.sizes), chunks.queries
+    count, parts = count_groups(options, tokens.sizes), chunks.queries
     looked_at = options.search.looked_at(options.near, tokens.sizes.keys, causal=True)
     alike = options.search.together(looked_at, chunks.num_keys, count.room)
     exist = count.of(parts.sizes)
@@ -63,7 +63,7 @@ def _in_chunk(options: NearFar) -> int:
     return ceil_div(options.chunk, options.search.leaf)
 
 
-def _count(options: NearFar, sizes: Sizes) -> Count:
+def count_groups(options: NearFar, sizes: Sizes) -> Count:
     """The groups of a chunk."""
     if not isinstance(options.query_clusters, str):
         fixed = options.query_clusters

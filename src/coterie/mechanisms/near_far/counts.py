@@ -1,6 +1,7 @@
 """How many clusters there are: as many as were asked for, or what "auto" stands for at this length.
 
-Each kind has `room`, the clusters of the longest sequence or block, and `of(lengths)`, those of each.
+Each kind has `room`, the clusters of the longest sequence or block, `of(lengths)`, those of each, and `numbers`, what
+native/layout.h makes the same of.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ class Fixed(NamedTuple):
     def of(self, lengths: Tensor) -> Tensor:
         return torch.full_like(lengths, self.room)
 
+    @property
+    def numbers(self) -> list[int]:
+        return [0, 0, 0, self.room]
+
 
 class Root(NamedTuple):
     """√(share·N) clusters of N tokens."""
@@ -36,6 +41,10 @@ class Root(NamedTuple):
 
     def of(self, lengths: Tensor) -> Tensor:
         return (self.share * lengths.double()).sqrt().ceil().long().clamp(min=1)
+
+    @property
+    def numbers(self) -> list[int]:
+        return [self.share, 0, 0, self.room]
 
 
 class Rate(NamedTuple):
@@ -53,6 +62,10 @@ class Rate(NamedTuple):
 
     def of(self, lengths: Tensor) -> Tensor:
         return ((lengths * self.clusters + self.tokens - 1) // self.tokens).clamp(1, self.room)
+
+    @property
+    def numbers(self) -> list[int]:
+        return [0, self.clusters, self.tokens, self.room]
 
 
 Count = Fixed | Root | Rate

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from coterie.mechanisms.near_far import NearFar
 
 _KEYS = 2  # "auto": √(2N) clusters of keys
-_IN_PART = 86  # groups that are made at a time
-_SAMPLE = 16  # keys a cluster that centroids are trained on
+IN_PART = 86  # groups that are made at a time
+SAMPLE = 16  # keys a cluster that centroids are trained on
 
 
 def everyone(options: NearFar, tokens: Tokens) -> Plan:
@@ -32,11 +32,11 @@ def everyone(options: NearFar, tokens: Tokens) -> Plan:
 
 def _groups(options: NearFar, tokens: Tokens) -> Groups:
     """Similar queries; their mean picks for them. k-means makes them inside of parts, which halving makes."""
-    whole, count = Parts.whole(tokens.query_mask), _count(options, tokens.sizes.queries)
+    whole, count = Parts.whole(tokens.query_mask), count_groups(options, tokens.sizes.queries)
     rows = whole.sizes[:, 0]
     groups = count.of(rows)
-    pieces = (groups + _IN_PART - 1) // _IN_PART
-    most = max(2, ceil_div(count.room, _IN_PART))  # 1 would be a graph of its own
+    pieces = (groups + IN_PART - 1) // IN_PART
+    most = max(2, ceil_div(count.room, IN_PART))  # 1 would be a graph of its own
     halved = tokens.steps.halve(tokens.raw_q, whole, pieces[:, None], most, torch.ones_like(rows)).long()
     edges = balanced_offsets(rows, pieces, most)
     place = torch.arange(tokens.sizes.queries, device=tokens.device).expand(tokens.sizes.batch, -1)
@@ -45,7 +45,7 @@ def _groups(options: NearFar, tokens: Tokens) -> Groups:
     of_place = of_place.clamp(max=most - 1)
     each = torch.where(parts.sizes > 0, (groups + pieces - 1)[:, None] // pieces[:, None], 0)
     x = _rows(tokens.raw_q, halved)
-    room = min(count.room, _IN_PART) if isinstance(count, Fixed) else _IN_PART  # a length would be compared: two graphs
+    room = min(count.room, IN_PART) if isinstance(count, Fixed) else IN_PART  # a length would be compared: two graphs
     looked_at = options.search.looked_at(options.near, tokens.sizes.keys, causal=False)
     together = options.search.together(looked_at, tokens.key_mask.sum(-1), room)
     labels, centroids = cluster(tokens, x, parts, of_place, each, room, together, options.iterations, options.seed)
@@ -57,10 +57,18 @@ def _groups(options: NearFar, tokens: Tokens) -> Groups:
     return Groups(order, offsets, rounded(means.mul_(tokens.scale)), each, together[:, None].expand_as(each))
 
 
-def _count(options: NearFar, length: int) -> Count:
+def count_groups(options: NearFar, length: int) -> Count:
+    """The groups of a sample."""
     if not isinstance(options.query_clusters, str):
         return Fixed(options.query_clusters)
     return Root.upto(length, options.search.groups)
+
+
+def count_clusters(options: NearFar, length: int) -> Count:
+    """The clusters of a sample's keys."""
+    if not isinstance(options.key_clusters, str):
+        return Fixed(options.key_clusters)
+    return Root.upto(length, _KEYS)
 
 
 def _rows(x: Tensor, index: Tensor) -> Tensor:
@@ -71,9 +79,7 @@ def _rows(x: Tensor, index: Tensor) -> Tensor:
 
 def _far(options: NearFar, tokens: Tokens, parts_of_queries: int) -> Far:
     """The clusters of a sample's keys, seen by every group. No key is a sink: there it was measured not to help."""
-    count = (
-        Fixed(options.key_clusters) if isinstance(options.key_clusters, int) else Root.upto(tokens.sizes.keys, _KEYS)
-    )
+    count = count_clusters(options, tokens.sizes.keys)
     parts = Parts.whole(tokens.key_mask)
     used = count.of(parts.sizes)
     labels, _ = tokens.steps.kmeans(
@@ -82,7 +88,7 @@ def _far(options: NearFar, tokens: Tokens, parts_of_queries: int) -> Far:
         count.room,
         options.iterations,
         counts=used,
-        sample=_SAMPLE,
+        sample=SAMPLE,
         **draws(tokens, options.seed),
     )
     order, offsets = tokens.steps.group_by(labels, tokens.key_mask[:, None], count.room)

@@ -38,14 +38,18 @@ class Level(NamedTuple):
     first: int  # how many means the levels before have
     listed: int  # how many keys they list
 
+    @property
+    def most(self) -> int:
+        """How many blocks a chunk sees at most."""
+        return min(self.blocks, _BLOCKS + 1)
+
     def edge(self, older: Tensor) -> Tensor:
         """(B, chunks): the chunk where this level takes over from the one before: a multiple of its size."""
         return ((older - _BLOCKS * (self.size - 1)) // self.size * self.size).clamp(min=0)
 
     def shown(self, begin: Tensor, stop: Tensor) -> tuple[Tensor, Tensor]:
         """The means of the blocks from chunk `begin` up to `stop`, (B, chunks, V) each: which, and whether used."""
-        room = self.in_block.room
-        most = min(self.blocks, _BLOCKS + 1)
+        room, most = self.in_block.room, self.most
         block = stop[..., None] // self.size - most + torch.arange(most, device=stop.device)
         used = block * self.size >= begin[..., None]
         each = torch.arange(room, device=stop.device)
@@ -75,7 +79,7 @@ class Level(NamedTuple):
 
 def finished_chunks(options: NearFar, tokens: Tokens, chunks: Chunks) -> Far:
     """The means of all finished blocks of chunks, and those that each chunk sees."""
-    levels, older = list(_levels(options, tokens.sizes.keys)), chunks.older()
+    levels, older = list(all_levels(options, tokens.sizes.keys)), chunks.older()
     edges = [older, *(level.edge(older) for level in levels[1:]), torch.zeros_like(older)]
     shown = [level.shown(begin, stop) for level, (stop, begin) in zip(levels, pairwise(edges), strict=True)]
     which, used = torch.cat([x for x, _ in shown], -1), torch.cat([x for _, x in shown], -1)
@@ -89,7 +93,7 @@ def finished_chunks(options: NearFar, tokens: Tokens, chunks: Chunks) -> Far:
     return Far(means, visible, used.sum(-1), keys - met, sinks, met, largest)
 
 
-def _levels(options: NearFar, length: int) -> Iterator[Level]:
+def all_levels(options: NearFar, length: int) -> Iterator[Level]:
     """As many as the keys need."""
     chunks = max(2, ceil_div(length, options.chunk))  # 1 would be a graph of its own
     size, first, listed = 1, 0, 0
