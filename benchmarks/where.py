@@ -5,8 +5,8 @@ GFLOP/s         of execution: 2 · 2 · head dim for each pair of rows that meet
                 own pairs, and of the matrix product's, all of the same run
 gathered        bytes of queries, keys, values and sums that groups read and write, and how many a second
 waiting         share of the time of the threads in parallel parts that they had nothing to do
-steps           of planning: each native op, and what PyTorch does between them, milliseconds by torch's profiler. While it
-                looks, plans are made step by step, as in a compiled graph; otherwise near–far takes one call for all,
+steps           of planning: each native op, and what PyTorch does between them, milliseconds by torch's profiler. While
+                it looks, plans are made step by step, as in a compiled graph; otherwise one call makes most of them,
                 with next to nothing between the steps
 """
 

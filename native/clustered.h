@@ -80,11 +80,8 @@ private:
         }
         KmeansCall clustering{
             .x = call_.q,
-            .parts = {.slots = call_.q.rows,
-                      .count = 1,
-                      .order = order.data(),
-                      .start = start.data(),
-                      .stop = stop.data()},
+            .parts =
+                {.slots = call_.q.rows, .count = 1, .order = order.data(), .start = start.data(), .stop = stop.data()},
             .clusters = call_.clusters,
             .iterations = call_.iterations,
             .sample = 0,
@@ -174,8 +171,7 @@ private:
             int64_t at = bh * clusters + c;
             plan_.near_start[at] = static_cast<int32_t>(c * top);
             plan_.near_stop[at] = static_cast<int32_t>(c * top + real);
-            for (int64_t t = 0; t < top; t++)
-                plan_.near_keys[at * top + t] = static_cast<int32_t>(top_[at * top + t]);
+            for (int64_t t = 0; t < top; t++) plan_.near_keys[at * top + t] = static_cast<int32_t>(top_[at * top + t]);
         }
         offsets[clusters] = static_cast<int32_t>(slot);
         for (int64_t i = edges[clusters]; i < rows; i++) order[slot++] = members[i];

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "checks.h"
+#include "clustered.h"
 #include "kernels.h"
 #include "threads.h"
 
@@ -367,6 +368,87 @@ static void self_keys(const Tensor& query_mask, const Tensor& key_mask, const Te
             bool real = key >= 0 && key < masks.keys && masks.query[b * masks.queries + i];
             to[b * masks.queries + i] = real && masks.key[b * masks.keys + key] ? static_cast<int32_t>(key) : -1;
         }
+}
+
+static void clustered(const Tensor& q, const Tensor& k, const Tensor& query_mask, const Tensor& key_mask,
+                      int64_t clusters, int64_t iterations, int64_t bits, int64_t top, double scale, int64_t seed,
+                      int64_t layer, int64_t threads, const std::vector<Tensor>& far, const std::vector<Tensor>& near) {
+    Rows queries = rows_of("q", q), keys = rows_of("k", k);
+    check_shape("k", k, {queries.batch, keys.heads, keys.rows, queries.dim});
+    check_heads("q", queries.heads, keys.heads);
+    ClusteredCall call{
+        .q = queries,
+        .k = keys,
+        .query_mask = mask_of("query_mask", query_mask, queries),
+        .key_mask = mask_of("key_mask", key_mask, keys),
+        .clusters = check_in("clusters", clusters, 1, kMostParts),
+        .iterations = check_in("iterations", iterations, 0, INT32_MAX),
+        .bits = check_in("bits", bits, 0, kMostParts),
+        .top = check_in("top", top, 0, keys.rows),
+        .scale = scale,
+        .draws = draws_of(seed, layer),
+        .threads = check_threads(threads),
+    };
+    check_in("clusters * bits", clusters * bits, 0, int64_t{1} << 30);
+    check_in("clusters", queries.rows + 2 * clusters, 0, kMostRows);
+    check_in("top", clusters * top, 0, kMostRows);
+    check_count("far", far, 9);
+    check_count("near", near, top ? 7 : 0);
+    int64_t batch = queries.batch, heads = queries.heads, rows = queries.rows, copies = top ? 2 : 1;
+    auto ints = [&](const std::vector<Tensor>& lists, const char* name, size_t at, const Shape& shape) {
+        return at < lists.size() ? data_of<int32_t>(name, lists[at], shape) : nullptr;
+    };
+    ClusteredPlan plan{
+        .far_order = ints(far, "far", 0, {batch, heads, clusters}),
+        .far_offsets = ints(far, "far", 1, {batch, heads, 2}),
+        .keys = ints(far, "far", 2, {batch, keys.rows}),
+        .key_start = ints(far, "far", 3, {batch, 1}),
+        .key_stop = ints(far, "far", 4, {batch, 1}),
+        .members = ints(far, "far", 5, {batch, heads, rows}),
+        .start = ints(far, "far", 6, {batch, heads, clusters * copies}),
+        .stop = ints(far, "far", 7, {batch, heads, clusters * copies}),
+        .answer = ints(far, "far", 8, {batch, heads, rows}),
+        .mass = ints(near, "near", 0, {batch, heads, rows}),
+        .skip = ints(near, "near", 1, {batch, heads, clusters, top}),
+        .near_order = ints(near, "near", 2, {batch, heads, rows + clusters}),
+        .near_offsets = ints(near, "near", 3, {batch, heads, clusters + 1}),
+        .near_keys = ints(near, "near", 4, {batch, heads, clusters * top}),
+        .near_start = ints(near, "near", 5, {batch, heads, clusters}),
+        .near_stop = ints(near, "near", 6, {batch, heads, clusters}),
+    };
+    Working working;
+    Clustered(call, plan).run();
+}
+
+static void check_rows(const char* name, const int32_t* rows, size_t count, int64_t most) {
+    for (size_t i = 0; rows && i < count; i++) check_in(name, rows[i], -1, most - 1);
+}
+
+static void borrow_answers(const Tensor& out, const Tensor& lse, const Tensor& answer,
+                           const std::optional<Tensor>& mass, int64_t threads, const Tensor& merged,
+                           const Tensor& masses) {
+    check_rank("out", out, 4);
+    check_rank("answer", answer, 3);
+    int64_t batch = size_of(out, 0), heads = size_of(out, 1), rows = size_of(out, 2), dim = size_of(out, 3);
+    int64_t queries = check_in("answer", size_of(answer, 2), 0, rows);
+    Shape shape{batch, heads, queries};
+    BorrowCall call{
+        .heads = batch * heads,
+        .queries = queries,
+        .rows = rows,
+        .dim = dim,
+        .out = data_of<float>("out", out, {batch, heads, rows, dim}),
+        .lse = data_of<float>("lse", lse, {batch, heads, rows}),
+        .answer = data_of<int32_t>("answer", answer, shape),
+        .mass = data_of<int32_t>("mass", mass, shape),
+        .threads = check_threads(threads),
+    };
+    auto* to = data_of<float>("merged", merged, {batch, heads, queries, dim});
+    auto* masses_to = data_of<float>("masses", masses, shape);
+    check_rows("answer", call.answer, answer.size(), rows);
+    check_rows("mass", call.mass, answer.size(), rows);
+    Working working;
+    borrow(call, to, masses_to);
 }
 
 // share, clusters, tokens, room.
@@ -822,6 +904,10 @@ NB_MODULE(_native, m) {
     m.def("neighbours", neighbours, "query_mask"_a, "key_mask"_a, "offset"_a, "block"_a, "back"_a, "ahead"_a,
           "query_order"_a, "query_offsets"_a, "key_order"_a, "key_start"_a, "key_stop"_a);
     m.def("self_keys", self_keys, "query_mask"_a, "key_mask"_a, "offset"_a, "selves"_a);
+    m.def("clustered", clustered, "q"_a, "k"_a, "query_mask"_a, "key_mask"_a, "clusters"_a, "iterations"_a, "bits"_a,
+          "top"_a, "scale"_a, "seed"_a, "layer"_a, "threads"_a, "far"_a, "near"_a);
+    m.def("borrow_answers", borrow_answers, "out"_a, "lse"_a, "answer"_a, "mass"_a.none(), "threads"_a, "merged"_a,
+          "masses"_a);
     m.def("near_far", near_far, "q"_a, "k"_a, "query_mask"_a, "key_mask"_a, "offset"_a, "chunk"_a, "groups"_a,
           "parts"_a, "room"_a, "in_part"_a, "levels"_a, "iterations"_a, "key_iterations"_a, "sample"_a, "looked_at"_a,
           "party"_a, "near"_a, "reach"_a, "wide"_a, "sinks"_a, "scale"_a, "seed"_a, "layer"_a, "threads"_a, "order"_a,

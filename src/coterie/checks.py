@@ -124,9 +124,11 @@ def check_transforms(*inputs: object) -> None:
         if forward_mode:
             raise RuntimeError(FORWARD_MODE)
         return
-    tensors = [x for x in inputs if isinstance(x, Tensor)]
-    if forward_mode and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
-        raise RuntimeError(FORWARD_MODE)
     functorch = torch._C._functorch
-    if any(functorch.is_functorch_wrapped_tensor(x) or functorch.is_legacy_batchedtensor(x) for x in tensors):
-        raise RuntimeError(TRANSFORM)
+    for x in inputs:
+        if not isinstance(x, Tensor):
+            continue
+        if forward_mode and forward_ad.unpack_dual(x).tangent is not None:
+            raise RuntimeError(FORWARD_MODE)
+        if functorch.is_functorch_wrapped_tensor(x) or functorch.is_legacy_batchedtensor(x):
+            raise RuntimeError(TRANSFORM)

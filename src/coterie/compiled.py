@@ -86,7 +86,7 @@ def unwatched(*tensors: Tensor) -> bool:
         and torch._C._len_torch_dispatch_stack() == 0
         and torch._C._functorch.peek_interpreter_stack() is None
         and torch._C._get_tracing_state() is None
-        and not torch.autograd._profiler_enabled()
+        and not torch._C._autograd._profiler_enabled()
     )
 
 

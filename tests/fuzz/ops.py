@@ -300,6 +300,45 @@ def _near_far(rng: random.Random) -> Arguments:
     }
 
 
+def _clustered(rng: random.Random) -> Arguments:
+    batch, heads, key_heads, queries, keys, dim = _sizes(rng)
+    clusters, top = rng.randint(1, 9), rng.randint(0, min(3, keys))
+    lead, means = (batch, heads), clusters * (2 if top else 1)
+    far = [(*lead, clusters), (*lead, 2), (batch, keys), (batch, 1), (batch, 1), (*lead, queries)]
+    far += [(*lead, means), (*lead, means), (*lead, queries)]
+    near = [(*lead, queries), (*lead, clusters, top), (*lead, queries + clusters), (*lead, clusters + 1)]
+    near += [(*lead, clusters * top), (*lead, clusters), (*lead, clusters)]
+    masks = _masks(batch, queries, keys)
+    del masks["offset"]
+    return {
+        "q": _floats(rng, batch, heads, queries, dim),
+        "k": _floats(rng, batch, key_heads, keys, dim),
+        **masks,
+        "clusters": clusters,
+        "iterations": rng.randint(0, 3),
+        "bits": rng.choice((0, 1, 63, 70)),
+        "top": top,
+        "scale": rng.random(),
+        "far": [_ints(1, *shape) for shape in far],
+        "near": [_ints(1, *shape) for shape in near] if top else [],
+        **_drawing(rng),
+    }
+
+
+def _borrow_answers(rng: random.Random) -> Arguments:
+    batch, heads, _, queries, means, dim = _sizes(rng)
+    rows, lead = queries + means, (batch, heads, queries)
+    return {
+        "out": torch.randn(batch, heads, rows, dim),
+        "lse": torch.randn(batch, heads, rows),
+        "answer": _ints(rows + 1, *lead) - 1,
+        "mass": _ints(rows + 1, *lead) - 1 if rng.random() < 0.5 else None,
+        "threads": rng.randint(1, 3),
+        "merged": torch.empty(*lead, dim),
+        "masses": torch.empty(lead),
+    }
+
+
 def _parts(rng: random.Random, batch: int, rows: int) -> dict[str, Tensor]:
     cuts = torch.randint(0, rows + 1, (batch, rng.randint(0, 3) + 1)).sort(-1).values.to(torch.int32)
     order = torch.stack([torch.randperm(rows, dtype=torch.int32) for _ in range(batch)] or [_ints(1, rows)])[:batch]
@@ -506,6 +545,8 @@ CALLS: dict[str, Callable[[random.Random], Arguments]] = {
     "neighbours": _neighbours,
     "self_keys": _self_keys,
     "near_far": _near_far,
+    "clustered": _clustered,
+    "borrow_answers": _borrow_answers,
     "kmeans": _kmeans,
     "halve": _halve,
     "hamming_kmeans": _hamming_kmeans,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -19,6 +21,10 @@ SPECS = {
     "longformer": "longformer:window=9,global_tokens=2",
     "smyrf": "smyrf:rounds=3,cluster_size=16",
     "e2lsh": "smyrf:rounds=2,cluster_size=9,hash=e2lsh,transform=none",
+    "clustered": "clustered:clusters=7,iterations=3",
+    "clustered, many": "clustered:clusters=90,space=euclidean",
+    "improved": "improved-clustered:clusters=7,topk=9",
+    "improved, many": "improved-clustered:clusters=60,topk=300,space=euclidean",
     "near-far": "near-far:near=9,chunk=16",
     "near-far, tiny chunks": "near-far:near=2,chunk=2,sinks=1",
     "near-far, fixed": "near-far:near=3,query_clusters=5,key_clusters=7,sinks=0,chunk=32",
@@ -60,18 +66,18 @@ def test_one_call_plans_as_the_steps_do(name, size, masked, monkeypatch):
             masks[which] = padding(batch, length, [length // 2 + length % 2, length][:batch], side)
     mechanism = coterie.as_mechanism(SPECS[name])
     same(mechanism, monkeypatch, q, k, **masks)
-    for offset in (None, -3, torch.arange(batch) * 5):
+    for offset in (None, -3, torch.arange(batch) * 5) if mechanism.causality != "none" else ():
         same(mechanism, monkeypatch, q, k, is_causal=True, causal_offset=offset, **masks)
 
 
-@pytest.mark.parametrize("name", ["smyrf", "near-far"])
+@pytest.mark.parametrize("name", ["smyrf", "near-far", "improved"])
 def test_one_call_takes_what_the_steps_take(name, monkeypatch):
     """Half precision, heads that lie anywhere, and numbers that are not finite."""
     q, k, _ = tensors(2, 4, 90, key_heads=2, dtype=torch.bfloat16)
     q[0, 0, 3, 1], k[1, 1, 7, 0] = float("nan"), float("inf")
     mechanism = coterie.as_mechanism(SPECS[name])
     for x, y in ((q, k), (q.transpose(1, 2).contiguous().transpose(1, 2), k[..., ::2].repeat_interleave(2, -1))):
-        for causal in (False, True):
+        for causal in (False, True) if mechanism.causality != "none" else (False,):
             same(mechanism, monkeypatch, x, y, is_causal=causal)
 
 
@@ -108,6 +114,21 @@ def test_the_gradient_needs_the_op_and_nothing_else_does():
         assert not coterie.attention(q, k, v, "smyrf").requires_grad
     with torch.inference_mode():
         assert coterie.attention(q, k, v, "smyrf").is_inference()
+
+
+@pytest.mark.parametrize("name", ["clustered", "improved"])
+def test_answers_are_borrowed_as_with_a_gradient(name):
+    """Padded queries borrow none; who meets nobody has nothing to weigh."""
+    q, k, v = tensors(2, 2, 60, dtype=torch.float32)
+    mask, pairs = padding(2, 60, [60, 41]), torch.zeros(2, 1, 1, 60)
+    pairs[1, ..., 10:] = float("-inf")
+    cases: list[dict[str, Any]] = [{}, {"key_mask": mask}, {"key_mask": mask, "attn_mask": pairs}]
+    for settings in cases:
+        wanted = coterie.attention(q.clone().requires_grad_(), k, v, SPECS[name], return_lse=True, **settings)
+        with torch.no_grad():
+            found = coterie.attention(q, k, v, SPECS[name], return_lse=True, **settings)
+        torch.testing.assert_close(found.out, wanted.out.detach(), rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(found.lse, wanted.lse.detach(), rtol=1e-6, atol=1e-6)
 
 
 def test_what_causal_mechanisms_fall_back_on(monkeypatch):

@@ -121,7 +121,9 @@ def execute(call: Call, plan: Plan, *, given: bool = False) -> Attended:
         call = replace(call, seed=fresh_seed())
     with no_autocast(call.q.device):
         out, lse = _backend(call.backend).attend(call, plan)
-        out, lse = _borrow(_without_padding(plan, answered), out, lse)
+        plan = _without_padding(plan, answered)
+        merged = native.borrow(plan, out, lse) if call.backend == "native" else None
+        out, lse = _borrow(plan, out, lse) if merged is None else merged
     return Attended(out.to(call.q.dtype), lse)
 
 

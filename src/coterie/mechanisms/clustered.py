@@ -11,6 +11,7 @@ from torch import Tensor
 from coterie.checks import expect_choice, expect_int, expect_seed
 from coterie.mechanisms.base import Causality, Mechanism, register
 from coterie.plan import Means, Plan, Round
+from coterie.planning import whole
 from coterie.planning.orders import Parts, compact
 from coterie.planning.tokens import Tokens
 
@@ -78,6 +79,26 @@ class QueryClustering(Mechanism):
         expect_int("bits", self.bits, at_least=1)
         expect_seed(self.seed)
 
+    def _whole(self, tokens: Tokens, top: int) -> Plan:
+        """The plan in one native call; members meet the `top` keys of their cluster themselves."""
+        far, near = whole.clustered(
+            tokens.call,
+            tokens.query_mask,
+            tokens.key_mask,
+            clusters=self.clusters,
+            iterations=self.iterations,
+            bits=self.bits if self.space == "hamming" else 0,
+            top=top,
+            seed=self.seed,
+        )
+        keys, start, stop = (tokens.per_head(x) for x in (far.keys, far.key_start, far.key_stop))
+        everyone = Round(far.far_order, far.far_offsets, keys, start, stop, skip=None if near is None else near.skip)
+        means = Means(far.members, far.start, far.stop)
+        if near is None:
+            return tokens.plan((everyone,), query_means=means, answer=far.answer, sound=True)
+        some = Round(near.order, near.offsets, near.keys, near.start, near.stop)
+        return tokens.plan((everyone, some), query_means=means, answer=far.answer, mass=near.mass, sound=True)
+
     def _cluster(self, tokens: Tokens) -> QueryClusters:
         if self.space == "hamming":
             labels = tokens.steps.hamming_clusters(tokens, self.clusters, self.iterations, self.bits, self.seed)
@@ -125,6 +146,8 @@ class Clustered(QueryClustering):
     seed: int = 0
 
     def build(self, tokens: Tokens) -> Plan:
+        if whole.possible(tokens.call):
+            return self._whole(tokens, 0)
         found = self._cluster(tokens)
         answer = found.row_of_members(tokens, tokens.sizes.queries)
         return tokens.plan((found.meet_everyone(tokens),), query_means=found.means(1), answer=answer)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from coterie.mechanisms.base import PerQuery, register
+from coterie.mechanisms.local import at_once
 from coterie.plan import Plan, Round
 from coterie.planning import whole
 from coterie.planning.tokens import Tokens
@@ -29,7 +30,7 @@ class Full(PerQuery):
         if whole.possible(tokens.call):
             one, all_keys = max(1, tokens.sizes.queries), 2**32
             found = whole.neighbours(tokens.query_mask, tokens.key_mask, tokens.offset, 1, one, all_keys, all_keys)
-            return tokens.plan((Round(*(tokens.per_head(x) for x in found)),))
+            return tokens.plan((at_once(tokens, found),), sound=True)
         queries, num_queries = tokens.real_queries
         keys, num_keys = tokens.real_keys
         zero = torch.zeros_like(num_queries)

@@ -11,6 +11,7 @@ from coterie.checks import expect_int
 from coterie.mechanisms.base import register
 from coterie.mechanisms.clustered import QueryClustering, QueryClusters
 from coterie.plan import Plan, Round
+from coterie.planning import whole
 from coterie.planning.tokens import Tokens
 
 
@@ -52,6 +53,8 @@ class ImprovedClustered(QueryClustering):
         expect_int("topk", self.topk, at_least=1)
 
     def build(self, tokens: Tokens) -> Plan:
+        if tokens.sizes.keys and whole.possible(tokens.call):
+            return self._whole(tokens, min(self.topk, tokens.sizes.keys))
         found = self._cluster(tokens)
         top, num_top = self._top_keys(tokens, found)
         real = torch.arange(top.shape[-1], device=top.device) < num_top

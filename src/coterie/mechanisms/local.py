@@ -24,8 +24,9 @@ def windowed(tokens: Tokens, window: tuple[int, int], query_mask: Tensor, key_ma
     low, high = window
     reach = 0 if tokens.causal else -low
     if whole.possible(tokens.call):
-        found = whole.neighbours(query_mask, key_mask, tokens.offset, blocks, _BLOCK, high, reach)
-        return Round(*(tokens.per_head(x) for x in found), window=window)
+        return at_once(
+            tokens, whole.neighbours(query_mask, key_mask, tokens.offset, blocks, _BLOCK, high, reach), window
+        )
     edges = (torch.arange(blocks + 1, device=tokens.device) * _BLOCK).clamp(max=queries)
     query_order, _ = compact(query_mask)
     key_order, _ = compact(key_mask)
@@ -40,6 +41,12 @@ def windowed(tokens: Tokens, window: tuple[int, int], query_mask: Tensor, key_ma
         key_stop=tokens.per_head(_ranks(key_mask, (last + reach + 1).clamp(0, keys))),
         window=window,
     )
+
+
+def at_once(tokens: Tokens, found: whole.Neighbours, window: tuple[int, int] | None = None) -> Round:
+    """What one native call has found, for every head."""
+    order, offsets, keys, start, stop = (tokens.per_head(x) for x in found)
+    return Round(order, offsets, keys, start, stop, window=window)
 
 
 def _ranks(mask: Tensor, positions: Tensor) -> Tensor:
@@ -77,4 +84,5 @@ class Local(PerQuery):
 
     def build(self, tokens: Tokens) -> Plan:
         window = window_of(self.window, tokens.causal)
-        return tokens.plan((windowed(tokens, window, tokens.query_mask, tokens.key_mask),))
+        found = windowed(tokens, window, tokens.query_mask, tokens.key_mask)
+        return tokens.plan((found,), sound=whole.possible(tokens.call))

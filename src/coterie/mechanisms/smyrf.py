@@ -156,6 +156,7 @@ class Smyrf(Mechanism):
         return tokens.plan(
             tuple(Round(query_order, query_offsets, key_order, start, stop) for query_order, key_order in each),
             duplicates=self.duplicates,
+            sound=True,
         )
 
     def _seed(self) -> int | Tensor:

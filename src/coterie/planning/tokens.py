@@ -114,9 +114,14 @@ class Tokens:
         key_means: Means | None = None,
         answer: Tensor | None = None,
         mass: Tensor | None = None,
+        sound: bool = False,
     ) -> Plan:
-        """A plan for these tokens; if causal, a query that meets only the future falls back on itself."""
-        return Plan(
+        """A plan for these tokens; if causal, a query that meets only the future falls back on itself.
+
+        `sound`: it need not be checked, as the compiled module has written it; see `coterie.planning.whole`.
+        """
+        make = Plan.unchecked if sound else Plan
+        return make(
             num_queries=self.sizes.queries,
             num_keys=self.sizes.keys,
             key_heads=self.sizes.key_heads,

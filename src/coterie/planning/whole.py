@@ -87,6 +87,87 @@ def self_keys(query_mask: Tensor, key_mask: Tensor, offset: Tensor) -> Tensor:
     return found
 
 
+class ClusteredTensors(NamedTuple):
+    """What the plan of clustered attention is made of, with C clusters; the mean queries meet all keys."""
+
+    far_order: Tensor  # (B, H, C)
+    far_offsets: Tensor  # (B, H, 2)
+    keys: Tensor  # (B, Nk)
+    key_start: Tensor  # (B, 1)
+    key_stop: Tensor
+    members: Tensor  # (B, H, Nq)
+    start: Tensor  # (B, H, C), or twice as many
+    stop: Tensor
+    answer: Tensor  # (B, H, Nq)
+
+
+class TopTensors(NamedTuple):
+    """What is there besides if members meet the top keys of their cluster themselves."""
+
+    mass: Tensor  # (B, H, Nq)
+    skip: Tensor  # (B, H, C, top)
+    order: Tensor  # (B, H, Nq + C)
+    offsets: Tensor  # (B, H, C + 1)
+    keys: Tensor  # (B, H, C · top)
+    start: Tensor  # (B, H, C)
+    stop: Tensor
+
+
+def clustered(
+    call: Call,
+    query_mask: Tensor,
+    key_mask: Tensor,
+    *,
+    clusters: int,
+    iterations: int,
+    bits: int,
+    top: int,
+    seed: int,
+) -> tuple[ClusteredTensors, TopTensors | None]:
+    """`bits` 0: Euclidean clusters; `top` 0: nobody meets top keys."""
+    batch, heads, _, queries, keys = call.sizes
+    means = clusters * (2 if top else 1)
+    far = ClusteredTensors(
+        _ints(batch, heads, clusters),
+        _ints(batch, heads, 2),
+        _ints(batch, keys),
+        _ints(batch, 1),
+        _ints(batch, 1),
+        _ints(batch, heads, queries),
+        _ints(batch, heads, means),
+        _ints(batch, heads, means),
+        _ints(batch, heads, queries),
+    )
+    near = None
+    if top:
+        near = TopTensors(
+            _ints(batch, heads, queries),
+            _ints(batch, heads, clusters, top),
+            _ints(batch, heads, queries + clusters),
+            _ints(batch, heads, clusters + 1),
+            _ints(batch, heads, clusters * top),
+            _ints(batch, heads, clusters),
+            _ints(batch, heads, clusters),
+        )
+    kernels().clustered(
+        last_contiguous(call.q),
+        last_contiguous(call.k),
+        mask_bytes(query_mask),
+        mask_bytes(key_mask),
+        clusters,
+        iterations,
+        bits,
+        top,
+        call.scale,
+        seed,
+        call.layer,
+        torch.get_num_threads(),
+        list(far),
+        [] if near is None else list(near),
+    )
+    return far, near
+
+
 class NearFarTensors(NamedTuple):
     """What the plan of near–far attention is made of, G groups in P parts, S clusters of keys."""
 

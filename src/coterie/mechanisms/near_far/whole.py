@@ -54,7 +54,7 @@ def _everyone(options: NearFar, tokens: Tokens) -> Plan:
         width=clusters.room,
         seed=options.seed,
     )
-    return tokens.plan(_far_and_near(tokens, found), key_means=Means(*found.clusters))
+    return tokens.plan(_far_and_near(tokens, found), key_means=Means(*found.clusters), sound=True)
 
 
 def _causal(options: NearFar, tokens: Tokens) -> Plan:
@@ -86,7 +86,7 @@ def _causal(options: NearFar, tokens: Tokens) -> Plan:
     )
     order, offsets, keys, start, stop = (tokens.per_head(x) for x in found.chunks)
     rounds = Round(order, offsets, keys, start, stop), *_far_and_near(tokens, found)
-    return tokens.plan(rounds, key_means=Means(*found.clusters))
+    return tokens.plan(rounds, key_means=Means(*found.clusters), sound=True)
 
 
 def _far_and_near(tokens: Tokens, found: NearFarTensors) -> tuple[Round, Round]:
