@@ -2,6 +2,7 @@
 // no tensor between the steps.
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "halving.h"
@@ -9,9 +10,24 @@
 #include "layout.h"
 #include "near_keys.h"
 #include "orders.h"
-#include "pages.h"
 
 namespace coterie::COTERIE_ISA {
+
+// Numbers that are yet to be written. Their memory comes from malloc, which keeps some for the next call: fresh pages
+// would cost more than what is done here.
+template <class T>
+class Scratch {
+public:
+    Scratch() = default;
+    explicit Scratch(int64_t count) : count_(count), data_(new T[count]) {}
+    T* data() const { return data_.get(); }
+    T& operator[](int64_t i) const { return data_[i]; }
+    int64_t size() const { return count_; }
+
+private:
+    int64_t count_ = 0;
+    std::unique_ptr<T[]> data_;
+};
 
 // What the queries of a part reach: so many keys through clusters, and so many sinks.
 struct Reach {
@@ -39,9 +55,9 @@ protected:
     // Similar clusters of a part side by side; `labels_` (batch, heads, rows) are numbers in a part until then, and
     // `part_of(b, h, row)` says in which.
     template <class PartOf>
-    void put_side_by_side(const Pages<double>& centroids, PartOf part_of) {
+    void put_side_by_side(const Scratch<double>& centroids, PartOf part_of) {
         int64_t room = call_.room;
-        Pages<float> rough(centroids.size());
+        Scratch<float> rough(centroids.size());
         share_out(batch_ * heads_, double(rough.size()), [&](int64_t bh, int) {
             int64_t each = groups_ * call_.q.dim;
             for (int64_t i = bh * each; i < (bh + 1) * each; i++) rough[i] = static_cast<float>(centroids[i]);
@@ -75,12 +91,12 @@ protected:
     }
 
     // What stands for each group: the mean of its queries among those of `mask`, scale included.
-    Pages<float> judges(const uint8_t* mask) const {
+    Scratch<float> judges(const uint8_t* mask) const {
         int64_t each = groups_ * call_.q.dim;
-        Pages<double> means(batch_ * heads_ * each);
+        Scratch<double> means(batch_ * heads_ * each);
         MeansCall averaging{.x = call_.q, .clusters = groups_, .mask = mask, .threads = call_.threads};
         cluster_means(averaging, labels_.data(), means.data());
-        Pages<float> found(means.size());
+        Scratch<float> found(means.size());
         share_out(batch_ * heads_, double(found.size()), [&](int64_t bh, int) {
             for (int64_t i = bh * each; i < (bh + 1) * each; i++) found[i] = rounded(means[i] * call_.scale);
         });
@@ -99,8 +115,8 @@ protected:
                 stop[at] = edges[b * (blocks + 1) + p + 1];
                 counts[at] = count.of(stop[at] - start[at]);
             }
-        Pages<int64_t> labels(batch_ * key_heads * keys);
-        Pages<double> centroids(batch_ * key_heads * clusters * call_.k.dim);
+        Scratch<int64_t> labels(batch_ * key_heads * keys);
+        Scratch<double> centroids(batch_ * key_heads * clusters * call_.k.dim);
         KmeansCall clustering{
             .x = call_.k,
             .parts = parts_of(keys, blocks, order, start.data(), stop.data()),
@@ -144,7 +160,7 @@ protected:
     // The clusters that each part sees, `seen` (batch, parts) of `visible` (batch, parts, width); what groups pick, and
     // where the rows are that they meet.
     template <class ReachOf>
-    void meet(const Pages<float>& judges, const std::vector<int32_t>& visible, const std::vector<int32_t>& seen,
+    void meet(const Scratch<float>& judges, const std::vector<int32_t>& visible, const std::vector<int32_t>& seen,
               int64_t width, ReachOf reach_of) {
         auto index = [&](const int32_t* data, int64_t length) {
             return Index{data, call_.k.heads * length, length, length};
@@ -229,7 +245,7 @@ protected:
     const int64_t batch_, heads_, groups_;
     std::vector<Real> queries_, keys_;
     std::vector<int64_t> exist_, together_;  // (batch, parts)
-    Pages<int64_t> labels_;  // (batch, heads, rows): the group of each query
+    Scratch<int64_t> labels_;  // (batch, heads, rows): the group of each query
 };
 
 // Where everybody sees everybody: halving cuts the queries into parts, k-means those into groups.
@@ -242,7 +258,7 @@ public:
         auto inside = [&](int64_t b, int64_t place) { return place < queries_[b].count(); };
         auto row = [&](int64_t bh, int64_t place) { return int64_t{halved_[bh * call_.q.rows + place]}; };
         list_groups(inside, row);
-        Pages<float> judging = judges(call_.query_mask);
+        Scratch<float> judging = judges(call_.query_mask);
         meet_clusters(judging);
     }
 
@@ -271,10 +287,10 @@ private:
             .together = alone.data(),
             .threads = call_.threads,
         };
-        halved_.resize(batch_ * heads_ * rows);
+        halved_ = Scratch<int32_t>(batch_ * heads_ * rows);
         halve(halving, halved_.data());
         std::vector<int32_t> part(batch_ * heads_ * rows, 0);  // of each query
-        Pages<double> centroids(batch_ * heads_ * groups_ * call_.q.dim);
+        Scratch<double> centroids(batch_ * heads_ * groups_ * call_.q.dim);
         // Heads have lists of their own, so each is a call; where there are many, all threads take one at a time.
         bool many = batch_ * heads_ >= 2 * call_.threads;
         double numbers = call_.q.numbers() * double(room * (call_.iterations + 1));
@@ -306,7 +322,7 @@ private:
                          [&](int64_t b, int64_t h, int64_t i) { return int64_t{part[(b * heads_ + h) * rows + i]}; });
     }
 
-    void meet_clusters(const Pages<float>& judging) {
+    void meet_clusters(const Scratch<float>& judging) {
         const Count& count = call_.levels[0].clusters;
         std::vector<int32_t> order(batch_ * call_.k.rows), edges(2 * batch_, 0);
         std::vector<int32_t> visible(batch_ * call_.parts * count.room), seen(batch_ * call_.parts);
@@ -323,7 +339,7 @@ private:
         meet(judging, visible, seen, count.room, [&](int64_t b, int64_t) { return Reach{keys_[b].count(), 0}; });
     }
 
-    Pages<int32_t> halved_;  // (batch, heads, rows): similar queries side by side
+    Scratch<int32_t> halved_;  // (batch, heads, rows): similar queries side by side
 };
 
 // Where the future is hidden: keys are cut into chunks, queries by the chunk of the last key that they see.
@@ -337,7 +353,7 @@ public:
         make_groups();
         auto placed = [&](int64_t b, int64_t i) { return placed_[b * call_.q.rows + i] != 0; };
         list_groups(placed, [](int64_t, int64_t i) { return i; });
-        Pages<float> judging = judges(placed_.data());
+        Scratch<float> judging = judges(placed_.data());
         int64_t first = 0;
         for (size_t level = 0; level < call_.levels.size(); level++) first = make_means(level, first);
         meet_clusters(judging);
@@ -383,7 +399,7 @@ private:
                 start[b * parts + c] = plan_.chunk_offsets[b * (parts + 1) + c];
                 stop[b * parts + c] = plan_.chunk_offsets[b * (parts + 1) + c + 1];
             }
-        Pages<double> centroids(batch_ * heads_ * groups_ * call_.q.dim);
+        Scratch<double> centroids(batch_ * heads_ * groups_ * call_.q.dim);
         KmeansCall clustering{
             .x = call_.q,
             .parts = parts_of(rows, parts, plan_.chunk_order, start.data(), stop.data()),
@@ -428,7 +444,7 @@ private:
         return std::max<int64_t>(older - kBlocks * (size - 1), 0) / size * size;
     }
 
-    void meet_clusters(const Pages<float>& judging) {
+    void meet_clusters(const Scratch<float>& judging) {
         int64_t width = plan_.width - call_.sunk, parts = call_.parts;
         std::vector<int32_t> visible(batch_ * parts * width, 0), seen(batch_ * parts, 0);
         for (int64_t at = 0; at < batch_ * parts; at++) {

@@ -124,7 +124,7 @@ def execute(call: Call, plan: Plan, *, given: bool = False) -> Attended:
         plan = _without_padding(plan, answered)
         merged = native.borrow(plan, out, lse) if call.backend == "native" else None
         out, lse = _borrow(plan, out, lse) if merged is None else merged
-    return Attended(out.to(call.q.dtype), lse)
+    return Attended(out if out.dtype == call.q.dtype else out.to(call.q.dtype), lse)
 
 
 def _without_padding(plan: Plan, query_mask: Tensor | None) -> Plan:

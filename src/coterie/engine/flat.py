@@ -87,12 +87,13 @@ class Inputs(NamedTuple):
     def empty_results(self) -> tuple[Tensor, Tensor, Tensor]:
         """Room for (out, lse, who fell back on itself)."""
         q = self.q
-        rows = (*q.shape[:2], q.shape[2] + (self.query_means[1].shape[-1] if self.query_means else 0))
+        batch, heads, queries, _ = q.shape
+        rows = (batch, heads, queries + (self.query_means[1].shape[-1] if self.query_means else 0))
         wide = torch.promote_types(q.dtype, torch.float32)  # float64 has no kernel, but it has meta tensors
         return (
             q.new_empty((*rows, self.v.shape[-1]), dtype=wide),
             q.new_empty(rows, dtype=wide),
-            q.new_empty(q.shape[:3] if self.self_keys is not None else (0,), dtype=torch.uint8),
+            q.new_empty((batch, heads, queries) if self.self_keys is not None else (0,), dtype=torch.uint8),
         )
 
     def differentiable(self, mask_needs_grad: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -58,7 +58,10 @@ def packed(given: Inputs) -> tuple[Any, Any]:
 
 def forward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
     """(out, lse, who fell back on itself) for every real and virtual query row."""
-    given = Inputs(*inputs)
+    return _forward(Inputs(*inputs))
+
+
+def _forward(given: Inputs) -> tuple[Tensor, Tensor, Tensor]:
     out, lse, alone = given.empty_results()
     kernels().forward(*packed(given), out, lse, None if given.self_keys is None else alone)
     return out, lse, alone
@@ -91,7 +94,7 @@ attend_op, attend_backward_op = declare("attend", forward, backward)
 def attend(call: Call, plan: Plan) -> tuple[Tensor, Tensor]:
     """(out, lse) for every real and virtual query row, float32."""
     given = Inputs.of(call, plan)
-    out, lse, _ = (attend_op if _needs_dispatch(given) else forward)(*given)
+    out, lse, _ = attend_op(*given) if _needs_dispatch(given) else _forward(given)
     return out, lse
 
 
