@@ -83,13 +83,7 @@ private:
     // Write the places of those that reach the limit; returns how many they are.
     static int64_t collect(const float* x, int64_t padded_size, float limit, std::vector<int32_t>& places) {
         if (static_cast<int64_t>(places.size()) < padded_size) places.resize(padded_size);
-        int32_t* to = places.data();
-        for (int64_t j = 0; j < padded_size; j += kLanes) {
-            uint32_t high = at_least(load(x + j), limit);
-            write_places(high, static_cast<int32_t>(j), to);
-            to += std::popcount(high);
-        }
-        return to - places.data();
+        return places_at_least(x, padded_size, limit, places.data());
     }
 
     // More were found than are wanted, since some are equal to the limit: bring those with the lowest keys forward.

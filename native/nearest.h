@@ -256,7 +256,7 @@ private:
         float best = highest(top), slack = 2 * doubt(point);
         int64_t found = centroids_.count;
         if (std::isfinite(best) && std::isfinite(slack))
-            found = reach(s, stride_, best - slack, close_.data());
+            found = few_places_at_least(s, stride_, best - slack, close_.data());
         else
             std::iota(close_.begin(), close_.begin() + found, 0);
         return found == 1 ? close_[0] : judge(close_.data(), found, point);
@@ -265,6 +265,7 @@ private:
     template <class T>
     void assign_roughly(RoughProducts<T>& products, const int64_t* chosen, int64_t n, std::vector<int64_t>& labels) {
         products.prepare(chosen, n, centroids_, lost_);
+        farthest_ = *std::max_element(static_cast<float*>(lost_), lost_ + centroids_.count);
         for (int64_t first = 0; first < n; first += kBatch) {
             breathe();
             begin();
@@ -273,7 +274,7 @@ private:
                 if (i % kByteRows == 0)
                     products.multiply(points_, i / kByteRows, std::min(stop, i + kByteRows), scores_, stride_);
                 int64_t point = chosen ? chosen[i] : i;
-                list(scores_ + i % kByteRows * stride_, products.scale(i), point, products.lost(i));
+                list<T>(scores_ + i % kByteRows * stride_, products.scale(i), point, products.lost(i));
             }
             for (int64_t i = first; i < stop; i++) {
                 auto [close, count] = listed_[i - first];
@@ -290,13 +291,16 @@ private:
 
     // List which centroids may be the nearest. `s`: the products with a point, relative to `scale`; `lost`: how far the
     // point is from what was multiplied.
+    template <class T>
     void list(float* s, float scale, int64_t point, float lost) {
         Vec top = splat(-INFINITY), times = splat(scale);
         Vec mine = splat(1.001f * lost), size = splat(1.001f * (points_.length_of(point) + lost));
+        Vec off = fma(mine, splat(static_cast<float>(centroids_.longest)), size * splat(farthest_));
         const float *half = half_, *length = length_, *theirs = lost_;
         const int64_t stride = stride_;
         for (int64_t c = 0; c < stride; c += kLanes) {
-            Vec each = fma(load(s + c), times, load(half + c)),
+            Vec each = fma(load(s + c), times, load(half + c));
+            if constexpr (sizeof(T) == 1)  // of more bits few are close
                 off = fma(mine, load(length + c), size * load(theirs + c));
             store(s + c, each + off);
             top = max(each - off, top);
@@ -304,7 +308,7 @@ private:
         float least = highest(top), slack = 2 * doubt(point);
         int64_t found = centroids_.count;
         if (std::isfinite(least) && std::isfinite(slack))
-            found = reach(s, stride, least - slack, next_);
+            found = few_places_at_least(s, stride, least - slack, next_);
         else
             std::iota(next_, next_ + found, 0);
         listed_.push_back({next_, found});
@@ -312,17 +316,6 @@ private:
     }
 
     float doubt(int64_t point) const { return doubt_(points_.length_of(point) + centroids_.longest); }
-
-    // List where numbers reach the limit.
-    static int64_t reach(const float* s, int64_t count, float limit, int32_t* places) {
-        int32_t* to = places;
-        for (int64_t c = 0; c < count; c += kLanes) {
-            uint32_t high = at_least(load(s + c), limit);
-            write_places(high, static_cast<int32_t>(c), to);
-            to += std::popcount(high);
-        }
-        return to - places;
-    }
 
     // The nearest of these, which may be followed by others.
     template <class T>
@@ -340,7 +333,7 @@ private:
         store(again_ + count, splat(-INFINITY));
         Vec top = splat(-INFINITY);
         for (int64_t i = 0; i < count; i += kLanes) top = max(load(again_ + i), top);
-        int64_t left = reach(again_, padded(count), highest(top) - slack, closer_.data());
+        int64_t left = few_places_at_least(again_, padded(count), highest(top) - slack, closer_.data());
         for (int64_t i = 0; i < left; i++) closer_[i] = close[closer_[i]];
         return left == 1 ? closer_[0] : judge(closer_.data(), left, point);
     }
@@ -392,6 +385,7 @@ private:
     std::vector<double> exact_half_, row_;
     std::vector<const float*> block_;
     std::vector<int32_t> close_, closer_;
+    float farthest_ = 0;  // of lost_
     int32_t* next_ = nullptr;  // in close_
     std::vector<std::pair<const int32_t*, int64_t>> listed_{};  // of each point
     Buffer again_;

@@ -1,6 +1,7 @@
 // Where bits are set.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 
 #include "simd.h"
@@ -39,5 +40,36 @@ inline void write_places(uint32_t bits, int32_t first, int32_t* to) {
     for (; bits; bits &= bits - 1) *to++ = first + std::countr_zero(bits);
 }
 #endif
+
+// List where numbers reach a limit, which must not be NaN; returns how many do. There must be room for kLanes more.
+inline int64_t places_at_least(const float* x, int64_t padded_size, float limit, int32_t* places) {
+    int32_t* to = places;
+    for (int64_t j = 0; j < padded_size; j += kLanes) {
+        uint32_t high = at_least(load(x + j), limit);
+        write_places(high, static_cast<int32_t>(j), to);
+        to += std::popcount(high);
+    }
+    return to - places;
+}
+
+// The same where few do, as a rule one.
+inline int64_t few_places_at_least(const float* x, int64_t padded_size, float limit, int32_t* places) {
+#if defined(__AVX512F__)
+    return places_at_least(x, padded_size, limit, places);
+#else
+    int32_t* to = places;
+    for (int64_t first = 0; first < padded_size; first += 64) {
+        uint64_t high = 0;
+        for (int64_t j = first; j < std::min(padded_size, first + 64); j += kLanes)
+            high |= uint64_t{at_least(load(x + j), limit)} << (j - first);
+        do {
+            *to = static_cast<int32_t>(first + std::countr_zero(high));
+            to += high != 0;
+            high &= high - 1;
+        } while (high);
+    }
+    return to - places;
+#endif
+}
 
 }  // namespace coterie::COTERIE_ISA
