@@ -103,7 +103,7 @@ public:
         outliers{0, 0};  // of each cluster, if some are to be ranked; an outlier is the key farthest from the mean
 
 private:
-    static constexpr int64_t kBudget = 8 << 20;
+    static constexpr int64_t kBudget = 2 << 20;
     static constexpr int64_t kSome = 64;  // keys at a time
 
     // Some keys of a cluster, and its mean.
