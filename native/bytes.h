@@ -63,24 +63,25 @@ inline void store_whole(int16_t* to, Vec whole, int32_t) {
 
 // A row x as whole numbers, round(most · x / max|x|); returns max|x|, inside of what is safe to multiply with. `x` is
 // followed by 0 up to a multiple of kLanes, and there must be room for as many numbers. `lost`: how far x is from what
-// the numbers say, a little more rather than less; inf where x is too long or too short for them.
+// the numbers say, a little more rather than less; inf where x is too long or too short for them. Numbers are the same
+// on every machine, unless `lost` is asked for: then it alone counts.
 template <class T>
 inline float to_whole(const float* x, int64_t dim, float most, int32_t lift, T* to, float* lost = nullptr) {
     Vec tops = splat(0);
     for (int64_t d = 0; d < dim; d += kLanes) tops = max(abs(load(x + d)), tops);
     float top = highest(tops), safe = std::clamp(top, 1e-30f, 1e28f);
-    Vec divisor = splat(top > 0 ? top : 1), step = splat(-safe / most), squares = splat(0);
+    if (!lost) {
+        Vec divisor = splat(top > 0 ? top : 1);
+        for (int64_t d = 0; d < dim; d += kLanes) store_whole(to + d, round(load(x + d) / divisor * splat(most)), lift);
+        return safe;
+    }
+    Vec factor = splat(most / safe), step = splat(-safe / most), squares = splat(0);
     for (int64_t d = 0; d < dim; d += kLanes) {
-        Vec each = load(x + d), whole;
-        if constexpr (sizeof(T) == 1)  // bytes are the same on every machine; of more bits `lost` alone counts
-            whole = round(each / divisor * splat(most));
-        else
-            whole = round(each * splat(most / safe));
-        Vec off = fma(whole, step, each);
+        Vec each = load(x + d), whole = round(each * factor), off = fma(whole, step, each);
         store_whole(to + d, whole, lift);
         squares = fma(off, off, squares);
     }
-    if (lost) *lost = safe == top || top == 0 ? 1.001f * std::sqrt(sum(squares)) : INFINITY;
+    *lost = safe == top || top == 0 ? 1.001f * std::sqrt(sum(squares)) : INFINITY;
     return safe;
 }
 
@@ -216,10 +217,11 @@ struct Left {
         }
         int32_t* to = bytes.data() + rows / kByteRows * quads * kByteRows + rows % kByteRows;
         auto* from = reinterpret_cast<const uint8_t*>(row_.data());
-        for (int64_t i = 0; i < quads; i++) std::memcpy(to + i * kByteRows, from + i * kQuad, kQuad);
+        const int64_t count = quads;
+        for (int64_t i = 0; i < count; i++) std::memcpy(to + i * kByteRows, from + i * kQuad, kQuad);
         int32_t total = 0;
         if (kLifted)
-            for (T each : row_) total += static_cast<int8_t>(each);
+            for (int64_t i = 0; i < count * kQuad; i++) total += static_cast<int8_t>(from[i]);
         first[rows++] = -kLift * total;
     }
 
@@ -245,7 +247,8 @@ public:
     void put(int64_t place, const T* row, float scale) {
         uint8_t* to = bytes_.data() + place / kLanes * quads_ * kLanes * kQuad;
         auto* from = reinterpret_cast<const uint8_t*>(row);
-        for (int64_t i = 0; i < quads_; i++) put_quad(to + i * kLanes * kQuad, place % kLanes, from + i * kQuad);
+        const int64_t quads = quads_, lane = place % kLanes;  // `to` may be anything, even this
+        for (int64_t i = 0; i < quads; i++) put_quad(to + i * kLanes * kQuad, lane, from + i * kQuad);
         scales_[place] = scale;
     }
 

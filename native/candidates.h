@@ -49,6 +49,21 @@ private:
 };
 inline float doubt(double a, double b, int64_t dim) { return Doubt(a, dim)(b); }
 
+// Add some rows to `sum`, one after the other.
+inline void add_up(const float* const* rows, int64_t count, int64_t dim, double* sum) {
+    constexpr int kHalf = kLanes / 2, kVectors = 4;  // of sums that stay in registers
+    int64_t d = 0;
+    for (; d + kVectors * kHalf <= dim; d += kVectors * kHalf) {
+        Wide total[kVectors];
+        for (int c = 0; c < kVectors; c++) total[c] = load_wide(sum + d + c * kHalf);
+        for (int64_t i = 0; i < count; i++)
+            for (int c = 0; c < kVectors; c++) total[c] = total[c] + widen(rows[i] + d + c * kHalf);
+        for (int c = 0; c < kVectors; c++) store(sum + d + c * kHalf, total[c]);
+    }
+    for (; d < dim; d++)
+        for (int64_t i = 0; i < count; i++) sum[d] += rows[i][d];
+}
+
 // The length of a vector, a little more rather than less.
 inline double length(const float* x, int64_t dim) {
     Vec squares = splat(0);

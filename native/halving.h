@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "candidates.h"
+#include "shorts.h"
 
 namespace coterie::COTERIE_ISA {
 
@@ -27,17 +28,18 @@ public:
           direction_(width_),
           squares_(size_),
           along_(size_),
-          few_(2 * dim_),
+          few_(2 * width_),
           sums_(2 * dim_),
           index_(size_),
-          sorted_(size_) {
+          behind_(size_) {
         double longest = 0;
         for (int64_t i = 0; i < size_; i++) longest = std::max<double>(longest, longest_of(rows_.tame(row_[i])));
         for (int64_t i = 0; i < size_; i++) {
             index_[i] = static_cast<int32_t>(i);
             round_to_whole(rows_.tame(row_[i]), longest, at(i));
+            const int16_t* own = at(i);
+            squares_[i] = dot_of_shorts(own, own, width_);
         }
-        measure(0, size_, [&](int32_t i) { return at(i); }, squares_);
     }
 
     // The rows of the part leaf by leaf.
@@ -51,24 +53,32 @@ private:
     int16_t* at(int64_t i) { return whole_.data() + i * width_; }
 
     float longest_of(const float* x) const {
-        float longest = 0;
-        for (int64_t d = 0; d < dim_; d++) longest = std::max(longest, std::fabs(x[d]));
+        Vec tops = splat(0);
+        int64_t d = 0;
+        for (; d + kLanes <= dim_; d += kLanes) tops = max(abs(load(x + d)), tops);
+        float longest = highest(tops);
+        for (; d < dim_; d++) longest = std::max(longest, std::fabs(x[d]));
         return longest;
     }
 
+    // round(x · most / longest). A product instead of the quotient rounds to the same, unless it is all but halfway.
     template <class T>
     void round_to_whole(const T* x, double longest, int16_t* to) const {
         if (longest == 0) longest = 1;
+        const double factor = most_ / longest;
+        int32_t halfway = 0;
+        for (int64_t d = 0; d < dim_; d++) {
+            double product = double(x[d]) * factor, whole = std::nearbyint(product);
+            halfway += std::fabs(product - whole) > 0.499999;
+            to[d] = static_cast<int16_t>(whole);
+        }
+        if (!halfway) return;
         for (int64_t d = 0; d < dim_; d++) to[d] = static_cast<int16_t>(std::nearbyint(double(x[d]) * most_ / longest));
     }
 
     void split(int64_t first, int64_t last) {
         int64_t begin = edge(first), end = edge(last), count = last - first;
-        if (begin == end) return;
-        if (count <= together_) {
-            std::sort(index_.begin() + begin, index_.begin() + end);
-            return;
-        }
+        if (begin == end || count <= together_) return;
         int64_t middle = first + (count + 2 * together_ - 1) / (2 * together_) * together_, cut = edge(middle);
         if (begin < cut && cut < end) {
             breathe();
@@ -79,27 +89,24 @@ private:
         split(middle, last);
     }
 
-    // found[i] = the product of row i, of some slots, with by(i).
-    template <class By>
-    void measure(int64_t begin, int64_t end, const By& by, std::vector<int32_t>& found) {
-        for (int64_t slot = begin; slot < end; slot++) {
-            const int16_t *x = at(index_[slot]), *y = by(index_[slot]);
-            int32_t total = 0;
-            for (int64_t d = 0; d < width_; d++) total += x[d] * y[d];
-            found[index_[slot]] = total;
+    // along_ = the products of the rows of some slots with one vector.
+    void measure(int64_t begin, int64_t end, const int16_t* by) {
+        int64_t slot = begin;
+        for (; slot + kDots <= end; slot += kDots) {
+            const int16_t* rows[kDots];
+            for (int i = 0; i < kDots; i++) rows[i] = at(index_[slot + i]);
+            dots_of_shorts(rows, by, width_, along_.data() + slot);
         }
+        for (; slot < end; slot++) along_[slot] = dot_of_shorts(at(index_[slot]), by, width_);
     }
 
-    // The row of a node that is farthest from row i, ties to the first.
+    // The row of a node that is farthest from row i, the first of equals.
     int32_t farthest(int64_t begin, int64_t end, int32_t i) {
-        measure(begin, end, [&](int32_t) { return at(i); }, along_);
-        int32_t top = -1, found = i;
+        measure(begin, end, at(i));
+        int32_t top = INT32_MIN, found = i;
         for (int64_t slot = begin; slot < end; slot++) {
-            int32_t j = index_[slot];
-            int32_t far = squares_[j] + squares_[i] - 2 * along_[j];
-            if (far < top || (far == top && j > found)) continue;
-            top = far;
-            found = j;
+            int32_t far = squares_[index_[slot]] - 2 * along_[slot];
+            if (far > top) top = far, found = index_[slot];
         }
         return found;
     }
@@ -107,11 +114,10 @@ private:
     // Along the line between two means: of the rows that are nearer to the one of two that are far apart, and of those
     // that are not.
     void look_between(int64_t begin, int64_t end) {
-        int32_t one = farthest(begin, end, *std::min_element(index_.begin() + begin, index_.begin() + end));
+        int32_t one = farthest(begin, end, index_[begin]);
         int32_t other = farthest(begin, end, one);
         for (int64_t d = 0; d < width_; d++) direction_[d] = static_cast<int16_t>(at(one)[d] - at(other)[d]);
-        const int16_t* direction = direction_.data();
-        measure(begin, end, [&](int32_t) { return direction; }, along_);
+        measure(begin, end, direction_.data());
         int32_t middle = squares_[one] - squares_[other];
         std::fill(sums_.begin(), sums_.end(), 0.0);
         int64_t near = 0;
@@ -119,12 +125,15 @@ private:
             std::fill(few_.begin(), few_.end(), 0);
             for (int64_t stop = std::min(end, slot + kFew); slot < stop; slot++) {
                 const int16_t* x = at(index_[slot]);
-                bool mine = 2 * along_[index_[slot]] > middle;
+                bool mine = 2 * along_[slot] > middle;
                 near += mine;
-                int32_t* to = few_.data() + (mine ? 0 : dim_);
-                for (int64_t d = 0; d < dim_; d++) to[d] += x[d];
+                int32_t* to = few_.data() + (mine ? 0 : width_);
+                for (int64_t d = 0; d < width_; d++) to[d] += x[d];
             }
-            for (int64_t d = 0; d < 2 * dim_; d++) sums_[d] += few_[d];
+            for (int64_t d = 0; d < dim_; d++) {
+                sums_[d] += few_[d];
+                sums_[dim_ + d] += few_[width_ + d];
+            }
         }
         double longest = 0;
         for (int64_t d = 0; d < dim_; d++) {
@@ -134,18 +143,45 @@ private:
         round_to_whole(sums_.data(), longest, direction_.data());
     }
 
-    // The halves of a node along the direction, ties by position.
+    // The halves of a node along the direction, ties by position; each stays in order.
     void divide(int64_t begin, int64_t cut, int64_t end) {
-        const int16_t* direction = direction_.data();
-        measure(begin, end, [&](int32_t) { return direction; }, along_);
+        measure(begin, end, direction_.data());
+        int32_t edge = ranked(along_.data() + begin, end - begin, cut - begin);
+        int64_t ties = cut - begin;  // that come before the cut
+        for (int64_t slot = begin; slot < end; slot++) ties -= along_[slot] < edge;
+        int64_t before = begin, behind = 0;
         for (int64_t slot = begin; slot < end; slot++) {
             int32_t i = index_[slot];
-            sorted_[slot] = int64_t{along_[i]} * (int64_t{1} << 32) + i;
+            bool tie = along_[slot] == edge, first = along_[slot] < edge || (tie && ties > 0);
+            ties -= tie;
+            index_[before] = i;
+            behind_[behind] = i;
+            before += first;
+            behind += !first;
         }
-        std::nth_element(sorted_.begin() + begin, sorted_.begin() + cut, sorted_.begin() + end);
-        for (int64_t slot = begin; slot < end; slot++) index_[slot] = static_cast<int32_t>(sorted_[slot] & UINT32_MAX);
+        std::copy_n(behind_.begin(), behind, index_.begin() + cut);
     }
 
+    // The number that `rank` others come before.
+    static int32_t ranked(const int32_t* x, int64_t count, int64_t rank) {
+        int64_t low = x[0], high = x[0];  // it is one of low … high
+        for (int64_t i = 0; i < count; i++) {
+            low = std::min<int64_t>(low, x[i]);
+            high = std::max<int64_t>(high, x[i]);
+        }
+        while (low < high) {
+            auto middle = static_cast<int32_t>((low + high) >> 1);
+            int32_t upto = 0;
+            for (int64_t i = 0; i < count; i++) upto += x[i] <= middle;
+            if (upto > rank)
+                high = middle;
+            else
+                low = middle + 1;
+        }
+        return static_cast<int32_t>(low);
+    }
+
+    static constexpr int kDots = 8;
     static constexpr int64_t kFew = 1 << 15;  // rows whose sums fit into 32 bits
 
     HeadRows rows_;
@@ -153,10 +189,9 @@ private:
     double most_;  // the largest whole number
     const int32_t* row_;
     std::vector<int16_t> whole_, direction_;
-    std::vector<int32_t> squares_, along_, few_;
+    std::vector<int32_t> squares_, along_, few_;  // along_: of each slot
     std::vector<double> sums_;
-    std::vector<int32_t> index_;
-    std::vector<int64_t> sorted_;  // of each row: how far along, then its number
+    std::vector<int32_t> index_, behind_;  // rows in slots, those of a node in order
 };
 
 // order (batch, heads, slots): the rows of each part leaf by leaf.

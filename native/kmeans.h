@@ -11,22 +11,24 @@ namespace coterie::COTERIE_ISA {
 // Lloyd's iterations on the points chosen[0 … n), or the first n. An empty cluster keeps its centroid.
 inline void train(Points& points, const int64_t* chosen, int64_t n, int64_t iterations, Nearest& nearest,
                   Candidates& centroids) {
-    std::vector<int64_t> label, before, counts;
-    std::vector<double> sums;
+    std::vector<int64_t> label, before, next;
+    std::vector<int32_t> members(n);
     int64_t dim = centroids.dim;
     for (int64_t step = 0; step < iterations; step++) {
         before.swap(label);
         nearest.assign(chosen, n, label);
         if (step && before == label) break;  // a fixed point: nothing would change any more
-        sums.assign(centroids.count * dim, 0);
-        counts.assign(centroids.count, 0);
-        for (int64_t i = 0; i < n; i++) {
-            counts[label[i]]++;
-            points.add_to(chosen ? chosen[i] : i, sums.data() + label[i] * dim);
+        next.assign(centroids.count + 1, 0);
+        for (int64_t i = 0; i < n; i++) next[label[i] + 1]++;
+        for (int64_t c = 0; c < centroids.count; c++) next[c + 1] += next[c];
+        for (int64_t i = 0; i < n; i++) members[next[label[i]]++] = static_cast<int32_t>(chosen ? chosen[i] : i);
+        for (int64_t c = 0, first = 0; c < centroids.count; first = next[c++]) {
+            int64_t count = next[c] - first;
+            if (!count) continue;
+            double* mean = centroids.exact.data() + c * dim;
+            points.add_up(members.data() + first, count, mean);
+            for (int64_t d = 0; d < dim; d++) mean[d] /= double(count);
         }
-        for (int64_t c = 0; c < centroids.count; c++)
-            for (int64_t d = 0; d < dim && counts[c]; d++)
-                centroids.exact[c * dim + d] = sums[c * dim + d] / double(counts[c]);
     }
 }
 
@@ -75,15 +77,14 @@ inline void cluster_means(const MeansCall& call, const int64_t* labels, double* 
         int64_t b = bh / call.x.heads, h = bh % call.x.heads, dim = call.x.dim;
         double* sums = means + bh * call.clusters * dim;
         std::vector<int64_t> sizes(call.clusters, 0);
-        std::vector<double> row(dim);
-        std::vector<float> scratch(dim);
+        HeadRows rows{.rows = call.x, .batch = b, .head = h};
         std::fill(sums, sums + call.clusters * dim, 0.0);
         for (int64_t i = 0; i < call.x.rows; i++) {
             if (!call.mask[b * call.x.rows + i]) continue;
-            read_double(call.x, b, h, i, scratch.data(), row.data());
+            const float* row = rows.tame(i);
             int64_t label = std::clamp<int64_t>(labels[bh * call.x.rows + i], 0, call.clusters - 1);
             sizes[label]++;
-            for (int64_t d = 0; d < dim; d++) sums[label * dim + d] += row[d];
+            add_up(&row, 1, dim, sums + label * dim);
         }
         for (int64_t c = 0; c < call.clusters; c++)
             for (int64_t d = 0; d < dim && sizes[c]; d++) sums[c * dim + d] /= double(sizes[c]);

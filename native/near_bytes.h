@@ -2,6 +2,7 @@
 #pragma once
 
 #include "bytes.h"
+#include "candidates.h"
 
 namespace coterie::COTERIE_ISA {
 
@@ -43,17 +44,21 @@ class KeyBytes {
 public:
     static constexpr int64_t kPieces = 8;
 
-    KeyBytes(const NearCall& call, int64_t b, int64_t h)
-        : order(call.clusters.order.at(b, h)),
-          keys(call.clusters.order.length, call.k.dim),
-          means(ranked(call, b, h) ? call.clusters.count() : 0, call.k.dim),
-          outliers(means.rows(), call.k.dim),
-          call_(call),
-          b_(b),
-          h_(h),
-          wide_(quads_of(call.k.dim) * kQuad),
-          bytes_(call.k.rows * wide_),
-          scales_(call.k.rows) {}
+    explicit KeyBytes(const NearCall& call)
+        : keys(call.clusters.order.length, call.k.dim), call_(call), wide_(quads_of(call.k.dim) * kQuad) {}
+
+    // Before another head is read, where the last one was: memory that is new would have to be cleared first.
+    void turn_to(int64_t b, int64_t h) {
+        b_ = b, h_ = h;
+        order = call_.clusters.order.at(b, h);
+        ranked_ = ranked(call_, b, h);
+        if (ranked_ && !means.rows()) {
+            means = RightBytes(call_.clusters.count(), call_.k.dim);
+            outliers = RightBytes(call_.clusters.count(), call_.k.dim);
+        }
+        bytes_.resize(call_.k.rows * wide_);
+        scales_.resize(call_.k.rows);
+    }
 
     // A piece of the rows as bytes.
     void read(int64_t piece) {
@@ -75,10 +80,11 @@ public:
     void put(int64_t piece) {
         int64_t count = call_.clusters.count();
         const int32_t *start = call_.clusters.start.at(b_, h_), *stop = call_.clusters.stop.at(b_, h_);
+        Faces rows(call_.k.dim);
         for (int64_t c = piece * count / kPieces; c < (piece + 1) * count / kPieces; c++) {
             breathe();
             for (int32_t place = start[c]; place < stop[c]; place++) put(keys, place, order[place]);
-            if (means.rows() && start[c] < stop[c]) add_face(c);
+            if (ranked_ && start[c] < stop[c]) add_face(c, rows);
         }
     }
 
@@ -91,13 +97,26 @@ public:
         return std::max<int64_t>(1, kBudget / std::max<int64_t>(1, each));
     }
 
-    const int32_t* const order;
+    const int32_t* order = nullptr;
     RightBytes keys;  // by their places in `order`
-    RightBytes means,
-        outliers;  // of each cluster, if some are to be ranked; an outlier is the key farthest from the mean
+    RightBytes means{0, 0},
+        outliers{0, 0};  // of each cluster, if some are to be ranked; an outlier is the key farthest from the mean
 
 private:
-    static constexpr int64_t kBudget = 8 << 20;
+    static constexpr int64_t kBudget = 2 << 20;
+    static constexpr int64_t kSome = 64;  // keys at a time
+
+    // Some keys of a cluster, and its mean.
+    struct Faces {
+        const float* keys[kSome];
+        std::vector<float> copies, rough;
+        std::vector<double> mean;
+        std::vector<uint8_t> bytes;
+        Prefetch soon{};
+
+        explicit Faces(int64_t dim)
+            : copies(kSome * dim), rough(padded(dim)), mean(dim), bytes(quads_of(dim) * kQuad) {}
+    };
 
     // Whether someone sees more keys than can be searched.
     static bool ranked(const NearCall& call, int64_t b, int64_t h) {
@@ -111,33 +130,52 @@ private:
 
     void put(RightBytes& to, int64_t place, int32_t key) { to.put(place, bytes_.data() + key * wide_, scales_[key]); }
 
-    void add_face(int64_t c) {
-        HeadRows rows{.rows = call_.k, .batch = b_, .head = h_};
+    void add_face(int64_t c, Faces& rows) {
         int64_t dim = call_.k.dim;
         int32_t first = call_.clusters.start.at(b_, h_)[c], stop = call_.clusters.stop.at(b_, h_)[c];
-        std::vector<double> mean(dim);
-        for (int32_t place = first; place < stop; place++) {
-            const double* key = rows.exact(order[place]);
-            for (int64_t d = 0; d < dim; d++) mean[d] += key[d];
+        std::fill(rows.mean.begin(), rows.mean.end(), 0.0);
+        for (int32_t place = first; place < stop; place += kSome) {
+            int64_t some = fetch_tame(place, stop, rows);
+            add_up(rows.keys, some, dim, rows.mean.data());
         }
-        for (int64_t d = 0; d < dim; d++) mean[d] /= double(stop - first);
+        for (int64_t d = 0; d < dim; d++) rows.mean[d] /= double(stop - first);
         int32_t outlier = 0;
         float farthest = -1;
-        for (int32_t place = first; place < stop; place++) {
-            float far = rounded(squared_distance(rows.exact(order[place]), mean.data(), dim));
-            if (far <= farthest) continue;
-            farthest = far;
-            outlier = order[place];
+        for (int32_t place = first; place < stop; place += kSome) {
+            int64_t some = stop - first > kSome ? fetch_tame(place, stop, rows) : stop - first;
+            for (int64_t i = 0; i < some; i++) {
+                float far = rounded(squared_distance(rows.keys[i], rows.mean.data(), dim));
+                if (far <= farthest) continue;
+                farthest = far;
+                outlier = order[place + i];
+            }
         }
         put(outliers, c, outlier);
-        std::vector<float> rough(padded(dim));
-        std::vector<uint8_t> bytes(wide_);
-        for (int64_t d = 0; d < dim; d++) rough[d] = rounded(mean[d]);
-        float scale = to_whole(rough.data(), dim, kRightMost, kLift, bytes.data());
-        means.put(c, bytes.data(), scale);
+        for (int64_t d = 0; d < dim; d++) rows.rough[d] = rounded(rows.mean[d]);
+        float scale = to_whole(rows.rough.data(), dim, kRightMost, kLift, rows.bytes.data());
+        means.put(c, rows.bytes.data(), scale);
     }
 
-    static double squared_distance(const double* a, const double* b, int64_t n) {
+    // The next few keys of a cluster; what is not finite is 0.
+    int64_t fetch_tame(int32_t place, int32_t stop, Faces& rows) const {
+        int64_t dim = call_.k.dim, some = std::min<int64_t>(kSome, stop - place);
+        int64_t behind = std::min<int64_t>(some, call_.clusters.order.length - place - some);
+        rows.soon.clear();
+        rows.soon.add(call_.k, b_, h_, order + place + some, behind);  // the next cluster's, as a rule
+        rows.soon.pace(some);
+        for (int64_t i = 0; i < some; i++) {
+            rows.soon.some();
+            float* copy = rows.copies.data() + i * dim;
+            rows.keys[i] = fetch(call_.k, b_, h_, order[place + i], copy);
+            if (all_finite(rows.keys[i], dim)) continue;
+            if (rows.keys[i] != copy) std::copy_n(rows.keys[i], dim, copy);
+            zero_wild(copy, dim);
+            rows.keys[i] = copy;
+        }
+        return some;
+    }
+
+    static double squared_distance(const float* a, const double* b, int64_t n) {
         double lanes[8] = {0};
         int64_t i = 0;
         for (; i + 8 <= n; i += 8)
@@ -149,10 +187,11 @@ private:
     }
 
     const NearCall& call_;
-    int64_t b_, h_;
+    int64_t b_ = 0, h_ = 0;
+    bool ranked_ = false;
     int64_t wide_;  // bytes of a row
-    Pages<uint8_t> bytes_;  // (rows, wide): all keys, while they are put
-    std::vector<float> scales_;
+    Pages<uint8_t> bytes_{};  // (rows, wide): all keys, while they are put
+    std::vector<float> scales_{};
 };
 
 }  // namespace coterie::COTERIE_ISA

@@ -6,42 +6,10 @@
 #include <span>
 #include <vector>
 
+#include "places.h"
 #include "rows.h"
 
 namespace coterie::COTERIE_ISA {
-
-// Write first + i for each bit i that is set, one after the other. There must be room for kLanes of them.
-#if defined(__AVX512F__)
-inline void write_places(uint32_t bits, int32_t first, int32_t* to) {
-    __m512i each = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    each = _mm512_add_epi32(each, _mm512_set1_epi32(first));
-    _mm512_storeu_si512(to, _mm512_maskz_compress_epi32(static_cast<__mmask16>(bits), each));
-}
-#elif defined(__AVX2__)
-struct SetBits {
-    alignas(8) uint8_t places[256][8] = {};
-    constexpr SetBits() {
-        for (int bits = 0; bits < 256; bits++)
-            for (int i = 0, n = 0; i < 8; i++)
-                if (bits >> i & 1) places[bits][n++] = static_cast<uint8_t>(i);
-    }
-};
-inline void write_places(uint32_t bits, int32_t first, int32_t* to) {
-    static constexpr SetBits kSet;
-    auto write = [&](uint32_t some, int32_t from) {
-        __m128i places = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(kSet.places[some]));
-        __m256i each = _mm256_add_epi32(_mm256_cvtepu8_epi32(places), _mm256_set1_epi32(from));
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), each);
-    };
-    write(bits & 255, first);
-    to += std::popcount(bits & 255);
-    write(bits >> 8, first + 8);
-}
-#else
-inline void write_places(uint32_t bits, int32_t first, int32_t* to) {
-    for (; bits; bits &= bits - 1) *to++ = first + std::countr_zero(bits);
-}
-#endif
 
 inline int64_t count_at_least(const float* x, int64_t padded_size, float limit) {
     int64_t total = 0, j = 0;
@@ -59,20 +27,24 @@ inline int64_t count_at_least(const float* x, int64_t padded_size, float limit) 
 // finite. It is looked for at `limit` first, and then as if twice as many were reached `doubling` below.
 inline float limit_of(const float* x, int64_t padded_size, int64_t least, int64_t most, float limit, float doubling) {
     float low = limit, high = limit;
+    int64_t at_low = 0, at_high = 0;
     bool below = false, above = false;
     for (int tries = 1;; tries++) {
         int64_t reached = count_at_least(x, padded_size, limit);
         if (reached >= least && reached <= most) return limit;
         (reached > most ? low : high) = limit;
+        (reached > most ? at_low : at_high) = reached;
         (reached > most ? below : above) = true;
-        float step = doubling * std::min(4.0f, 2 * float(reached) / float(least + most) - 1);
-        limit = std::clamp(limit + step, -FLT_MAX, FLT_MAX);  // −inf, which is nobody, must not reach it
         if (!(below && above)) {
+            float step = doubling * std::min(4.0f, 2 * float(reached) / float(least + most) - 1);
+            limit = std::clamp(limit + step, -FLT_MAX, FLT_MAX);  // −inf, which is nobody, must not reach it
             doubling *= 2;
-        } else if (tries > 4 || !(limit > low && limit < high)) {
-            limit = low / 2 + high / 2;
-            if (!(limit > low && limit < high)) return low;
+            continue;
         }
+        float share = float(2 * at_low - least - most) / float(2 * (at_low - at_high));
+        limit = tries < 8 ? low + (high - low) * share : low;
+        if (!(limit > low && limit < high)) limit = low / 2 + high / 2;
+        if (!(limit > low && limit < high)) return low;
     }
 }
 
@@ -83,16 +55,22 @@ public:
     // `scores`: −inf up to a multiple of kLanes and where there is no key; `held` are finite. Returns places.
     std::span<const int32_t> choose(const float* scores, int64_t padded_size, const int32_t* keys, int64_t held,
                                     int64_t wanted) {
-        float loose = limit_of(scores, padded_size, wanted, 2 * wanted, hint_, doubling_);
-        int64_t some = collect(scores, padded_size, loose, some_), count = padded(some);
+        float loose = std::max(hint_, -FLT_MAX);
+        int64_t some = collect(scores, padded_size, loose, some_);
+        if (some < wanted || some > kLoose * wanted) {
+            loose = limit_of(scores, padded_size, wanted, 2 * wanted, loose, doubling_);
+            some = collect(scores, padded_size, loose, some_);
+        }
+        int64_t count = padded(some);
+        float likely = loose + doubling_ * std::min(4.0f, float(some) / float(wanted) - 1);
         if (static_cast<int64_t>(scores_.size()) < count) scores_.resize(count);
         for (int64_t i = 0; i < some; i++) scores_[i] = scores[some_[i]];
         std::fill(scores_.begin() + some, scores_.begin() + count, -INFINITY);
-        float limit = limit_of(scores_.data(), count, wanted, wanted, loose, doubling_);
+        float limit = limit_of(scores_.data(), count, wanted, wanted, likely, doubling_);
         // Where all are collected, `loose` may be far below them, and says nothing.
         if (some > wanted && some < held)
             doubling_ = std::max(1e-30f, (limit - loose) * std::min(4.0f, float(wanted) / float(some - wanted)));
-        hint_ = limit - doubling_ / 2;
+        hint_ = limit - 1.25f * doubling_;
         int64_t found = collect(scores_.data(), count, limit, chosen_);
         for (int64_t i = 0; i < found; i++) chosen_[i] = some_[chosen_[i]];
         if (found > wanted) prefer_low(scores, limit, keys, wanted, found);
@@ -100,16 +78,12 @@ public:
     }
 
 private:
+    static constexpr int64_t kLoose = 8;  // times as many are as quickly looked through as all of them once more
+
     // Write the places of those that reach the limit; returns how many they are.
     static int64_t collect(const float* x, int64_t padded_size, float limit, std::vector<int32_t>& places) {
         if (static_cast<int64_t>(places.size()) < padded_size) places.resize(padded_size);
-        int32_t* to = places.data();
-        for (int64_t j = 0; j < padded_size; j += kLanes) {
-            uint32_t high = at_least(load(x + j), limit);
-            write_places(high, static_cast<int32_t>(j), to);
-            to += std::popcount(high);
-        }
-        return to - places.data();
+        return places_at_least(x, padded_size, limit, places.data());
     }
 
     // More were found than are wanted, since some are equal to the limit: bring those with the lowest keys forward.

@@ -94,6 +94,7 @@ private:
     void write(std::span<const int32_t> chosen, int64_t group) {
         int32_t* keys = picks_.keys + group * call_.near;
         for (size_t i = 0; i < chosen.size(); i++) keys[i] = keys_[chosen[i]];
+        std::fill(keys + chosen.size(), keys + call_.near, 0);
         if (picks_.wide)
             count(chosen, picks_.wide + group * call_.room);
         else
@@ -120,30 +121,40 @@ private:
     Chooser chooser_;
 };
 
+// Write 0 for the groups of a head that do not exist.
+inline void clear_unused(const NearCall& call, const Picks& picks, int64_t b, int64_t h) {
+    for (int64_t chunk = 0; chunk < call.chunks; chunk++) {
+        int64_t used = call.used[b * call.chunks + chunk], none = call.share() - used;
+        int64_t first = (b * call.heads + h) * call.groups + chunk * call.share() + used;
+        std::fill_n(picks.keys + first * call.near, none * call.near, 0);
+        if (picks.wide)
+            std::fill_n(picks.wide + first * call.room, none * call.room, 0);
+        else
+            std::fill_n(picks.narrow + first * call.room, none * call.room, int16_t{0});
+    }
+}
+
 // The near keys of each group, and how many keys it leaves of each cluster that it sees.
 inline void near_keys(const NearCall& call, const float* queries, const Picks& picks) {
-    int64_t left = call.groups * call.room, share = call.heads / std::max<int64_t>(1, call.k.heads);
-    int64_t written = call.k.batch * call.heads * (call.groups * call.near + left);
-    parallel_for(call.k.batch * call.heads, threads_for(double(written), call.threads), [&](int64_t bh, int) {
-        std::fill_n(picks.keys + bh * call.groups * call.near, call.groups * call.near, 0);
-        if (picks.wide)
-            std::fill_n(picks.wide + bh * left, left, 0);
-        else
-            std::fill_n(picks.narrow + bh * left, left, int16_t{0});
-    });
     if (!call.groups) return;
-    double met = double(call.k.batch * call.heads * call.groups) * double(call.room + call.reach);
+    int64_t lists = call.k.batch * call.heads, share = call.heads / std::max<int64_t>(1, call.k.heads);
+    parallel_for(lists, threads_for(double(lists * call.groups * (call.near + call.room)), call.threads),
+                 [&](int64_t bh, int) { clear_unused(call, picks, bh / call.heads, bh % call.heads); });
+    double met = double(lists * call.groups) * double(call.room + call.reach);
     int readers = threads_for(2 * call.k.numbers(), call.threads);
     int threads = threads_for(met * double(call.k.dim), call.threads);
     std::vector<std::unique_ptr<NearWorker>> workers(threads);
+    std::vector<std::unique_ptr<KeyBytes>> keys;
     for (int64_t b = 0; b < call.k.batch; b++) {
         std::vector<Party> parties = parties_of(call, b);
         auto count = static_cast<int64_t>(parties.size());
         int64_t together = KeyBytes::heads_at_a_time(call);
         for (int64_t first = 0; first < call.k.heads; first += together) {
             int64_t heads = std::min(together, call.k.heads - first);
-            std::vector<std::unique_ptr<KeyBytes>> keys(heads);
-            for (int64_t h = 0; h < heads; h++) keys[h] = std::make_unique<KeyBytes>(call, b, first + h);
+            for (int64_t h = 0; h < heads; h++) {
+                if (h == static_cast<int64_t>(keys.size())) keys.push_back(std::make_unique<KeyBytes>(call));
+                keys[h]->turn_to(b, first + h);
+            }
             constexpr int64_t kPieces = KeyBytes::kPieces;
             parallel_for(heads * kPieces, readers,
                          [&](int64_t task, int) { keys[task / kPieces]->read(task % kPieces); });

@@ -51,21 +51,28 @@ public:
     const std::vector<View::Cluster>& rank(const View& view, const KeyBytes& keys, const LeftBytes& queries,
                                            int64_t reach) {
         like(view, keys, queries);
-        ranked_.resize(view.clusters.size());
-        for (size_t i = 0; i < ranked_.size(); i++)  // best last, and of equal ones the first
-            ranked_[i] = static_cast<uint64_t>(sortable(likes_[i])) << 32 | (ranked_.size() - 1 - i);
-        std::make_heap(ranked_.begin(), ranked_.end());
-        auto last = ranked_.end();
-        wanted_.assign(ranked_.size(), 0);
-        for (int64_t held = 0; last != ranked_.begin() && held < reach;) {
-            std::pop_heap(ranked_.begin(), last--);
-            size_t i = ranked_.size() - 1 - (*last & UINT32_MAX);
-            wanted_[i] = 1;
-            held += view.clusters[i].stop - view.clusters[i].start;
+        const float worst = *std::min_element(likes_.begin(), likes_.end());
+        const float step = worst < 0 ? kSteps / -worst : 0;
+        steps_.resize(likes_.size());
+        std::fill_n(held_, kSteps + 1, 0);
+        for (size_t i = 0; i < likes_.size(); i++) {  // larger likes are never in a smaller step
+            steps_[i] = static_cast<int32_t>(std::min(float(kSteps), (likes_[i] - worst) * step));
+            held_[steps_[i]] += view.clusters[i].stop - view.clusters[i].start;
+        }
+        int32_t last = kSteps;  // the step that some of are wanted
+        for (; last > 0 && held_[last] < reach; last--) reach -= held_[last];
+        ranked_.clear();
+        for (size_t i = 0; i < steps_.size(); i++)
+            if (steps_[i] == last) ranked_.push_back(static_cast<int32_t>(i));
+        std::stable_sort(ranked_.begin(), ranked_.end(), [&](int32_t a, int32_t b) { return likes_[a] > likes_[b]; });
+        for (int32_t i : ranked_) {
+            if (reach <= 0) break;
+            steps_[i]++;
+            reach -= view.clusters[i].stop - view.clusters[i].start;
         }
         chosen_.clear();
-        for (size_t i = 0; i < wanted_.size(); i++)
-            if (wanted_[i]) chosen_.push_back(view.clusters[i]);
+        for (size_t i = 0; i < steps_.size(); i++)
+            if (steps_[i] > last) chosen_.push_back(view.clusters[i]);
         return chosen_;
     }
 
@@ -101,8 +108,9 @@ private:
 
     Spans spans_;
     std::vector<float> to_mean_, to_outlier_, best_, likes_;
-    std::vector<uint64_t> ranked_;
-    std::vector<uint8_t> wanted_;
+    static constexpr int32_t kSteps = 255;
+    int64_t held_[kSteps + 1];  // keys of the clusters of each step
+    std::vector<int32_t> steps_, ranked_;
     std::vector<View::Cluster> chosen_;
 };
 

@@ -53,6 +53,15 @@ inline Vec where_met(Vec x, Vec a) {
 inline uint32_t at_least(Vec a, float limit) { return _mm512_cmp_ps_mask(a.x, _mm512_set1_ps(limit), _CMP_GE_OQ); }
 inline Vec abs(Vec a) { return {_mm512_abs_ps(a.x)}; }
 
+// Half as many doubles.
+struct Wide {
+    __m512d x;
+};
+inline Wide widen(const float* p) { return {_mm512_cvtps_pd(_mm256_loadu_ps(p))}; }
+inline Wide load_wide(const double* p) { return {_mm512_loadu_pd(p)}; }
+inline Wide operator+(Wide a, Wide b) { return {_mm512_add_pd(a.x, b.x)}; }
+inline void store(double* p, Wide a) { _mm512_storeu_pd(p, a.x); }
+
 // How many vectors `sum_each` takes: their sums of lanes become consecutive floats.
 constexpr int kSums = 16;
 inline void sum_each(const Vec* a, float scale, float* to) {
@@ -119,13 +128,15 @@ inline Vec abs(Vec a) {
     return {_mm256_andnot_ps(sign, a.lo), _mm256_andnot_ps(sign, a.hi)};
 }
 
-constexpr int kSums = 4;
-inline void sum_each(const Vec* a, float scale, float* to) {
-    __m256 eights[kSums];
-    for (int i = 0; i < kSums; i++) eights[i] = _mm256_add_ps(a[i].lo, a[i].hi);
-    __m256 halves = _mm256_hadd_ps(_mm256_hadd_ps(eights[0], eights[1]), _mm256_hadd_ps(eights[2], eights[3]));
-    __m128 sums = _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1));
-    _mm_storeu_ps(to, _mm_mul_ps(sums, _mm_set1_ps(scale)));
+struct Wide {
+    __m256d lo, hi;
+};
+inline Wide widen(const float* p) { return {_mm256_cvtps_pd(_mm_loadu_ps(p)), _mm256_cvtps_pd(_mm_loadu_ps(p + 4))}; }
+inline Wide load_wide(const double* p) { return {_mm256_loadu_pd(p), _mm256_loadu_pd(p + 4)}; }
+inline Wide operator+(Wide a, Wide b) { return {_mm256_add_pd(a.lo, b.lo), _mm256_add_pd(a.hi, b.hi)}; }
+inline void store(double* p, Wide a) {
+    _mm256_storeu_pd(p, a.lo);
+    _mm256_storeu_pd(p + 4, a.hi);
 }
 
 #else
@@ -167,6 +178,25 @@ inline uint32_t at_least(Vec a, float limit) {
 }
 #undef COTERIE_LANES
 
+struct Wide {
+    double x[kLanes / 2];
+};
+inline Wide widen(const float* p) {
+    Wide r;
+    for (int i = 0; i < kLanes / 2; i++) r.x[i] = p[i];
+    return r;
+}
+inline Wide load_wide(const double* p) {
+    Wide r;
+    std::memcpy(r.x, p, sizeof r.x);
+    return r;
+}
+inline Wide operator+(Wide a, Wide b) {
+    for (int i = 0; i < kLanes / 2; i++) a.x[i] += b.x[i];
+    return a;
+}
+inline void store(double* p, Wide a) { std::memcpy(p, a.x, sizeof a.x); }
+
 #endif
 
 // The sum and the highest of all lanes: lane i with lane i + 8, then with i + 4, and so on.
@@ -190,6 +220,14 @@ inline float highest(Vec a) {
     __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 }
+// Of four vectors: their sums of lanes become consecutive floats.
+inline void sum_four(const Vec* a, float scale, float* to) {
+    __m256 eights[4];
+    for (int i = 0; i < 4; i++) eights[i] = _mm256_add_ps(low_half(a[i]), high_half(a[i]));
+    __m256 halves = _mm256_hadd_ps(_mm256_hadd_ps(eights[0], eights[1]), _mm256_hadd_ps(eights[2], eights[3]));
+    __m128 sums = _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1));
+    _mm_storeu_ps(to, _mm_mul_ps(sums, _mm_set1_ps(scale)));
+}
 #else
 inline float sum(Vec a) {
     for (int step = kLanes / 2; step; step /= 2)
@@ -201,13 +239,14 @@ inline float highest(Vec a) {
         for (int i = 0; i < step; i++) a.x[i] = a.x[i] > a.x[i + step] ? a.x[i] : a.x[i + step];
     return a.x[0];
 }
+inline void sum_four(const Vec* a, float scale, float* to) {
+    for (int i = 0; i < 4; i++) to[i] = sum(a[i]) * scale;
+}
 #endif
 
-#if !defined(__AVX2__) && !defined(__AVX512F__)
+#if !defined(__AVX512F__)
 constexpr int kSums = 4;
-inline void sum_each(const Vec* a, float scale, float* to) {
-    for (int i = 0; i < kSums; i++) to[i] = sum(a[i]) * scale;
-}
+inline void sum_each(const Vec* a, float scale, float* to) { sum_four(a, scale, to); }
 #endif
 
 // e^x to about one unit in the last place: x = n·ln 2 + r with |r| ≤ ln 2 / 2, and a polynomial in r. NaN stays NaN.
