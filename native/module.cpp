@@ -522,6 +522,17 @@ static void decode_all(const Tensor& q, const Tensor& k, const Tensor& v, const 
     kernels().decode_all(call);
 }
 
+// The first `rows` rows of each head, which are about to be written.
+static void prefer_large_rows(const Tensor& x, int64_t rows) {
+    Rows all = rows_of("x", x);
+    check_in("rows", rows, 0, all.rows);
+    int64_t size = all.kind == Kind::f32 ? 4 : 2;
+    check_strides("x", x, 0);
+    for (int64_t b = 0; b < all.batch; b++)
+        for (int64_t h = 0; h < all.heads; h++)
+            prefer_large_pages(const_cast<char*>(all.row(b, h, 0)), rows * all.dim * size);
+}
+
 static void finish(const Tensor& k, const Tensor& v, const Tensor& rows, const Tensor& labels, const Tensor& samples,
                    int64_t first_place, int64_t first_cluster, int64_t clusters, int64_t threads, const Tensor& bytes,
                    const Tensor& scales, const Tensor& order, const Tensor& offsets, const Tensor& mean_keys,
@@ -584,6 +595,7 @@ NB_MODULE(_native, m) {
           "mean_keys"_a, "mean_values"_a, "chunk"_a, "per"_a, "sinks"_a, "near"_a, "reach"_a, "least"_a, "scale"_a,
           "threads"_a, "out"_a, "picks"_a.none());
     m.def("decode_all", decode_all, "q"_a, "k"_a, "v"_a, "real"_a.none(), "seen"_a, "scale"_a, "threads"_a, "out"_a);
+    m.def("prefer_large_pages", prefer_large_rows, "x"_a, "rows"_a);
     m.def("finish", finish, "k"_a, "v"_a, "rows"_a, "labels"_a, "samples"_a, "first_place"_a, "first_cluster"_a,
           "clusters"_a, "threads"_a, "bytes"_a, "scales"_a, "order"_a, "offsets"_a, "mean_keys"_a, "mean_values"_a);
     m.def("adopt_team", [](uintptr_t address) { adopt_team(reinterpret_cast<Team>(address)); });
