@@ -176,6 +176,8 @@ class Finished:
             k, v: (B, Hk, N, D) all that is cached.
             real: (B, N) int32, the positions of real keys in order.
         """
+        if self.room is not None and self.chunks == wanted:  # as for most tokens
+            return self.room
         if len(self.chunks) != k.shape[0]:
             self.chunks, self.room = [0] * k.shape[0], None
         most, chunk = max(wanted, default=0), self.options.chunk
