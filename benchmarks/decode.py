@@ -197,9 +197,7 @@ def _floor(model: Any, ids: Tensor, tokens: int) -> float:
     return statistics.median([turn.token(ids) for _ in range(tokens)])
 
 
-def layer(
-    lengths: list[int], near: str, tokens: int, dtype: torch.dtype, heads: int = 9, key_heads: int = 3
-) -> None:
+def layer(lengths: list[int], near: str, tokens: int, dtype: torch.dtype, heads: int = 9, key_heads: int = 3) -> None:
     """Print what the attention of one layer takes for one new token: of SmolLM2's shape, with keys as in `prompt`."""
     mechanism = coterie.as_mechanism(near)
     assert isinstance(mechanism, coterie.NearFar)
@@ -257,7 +255,9 @@ def main() -> None:
     sizes = [int(each) for each in (options.lengths or _LENGTHS[options.model]).split(",")]
     with torch.no_grad():
         if options.model == "llama":
-            random_llama(sizes, [int(each) for each in options.batches.split(",")], options.decode, options.tokens, dtype)
+            random_llama(
+                sizes, [int(each) for each in options.batches.split(",")], options.decode, options.tokens, dtype
+            )
         elif options.model == "layer":
             layer(sizes, options.decode, options.tokens, dtype)
         else:

@@ -155,8 +155,7 @@ private:
         weights_.resize(exact + clusters + kSums);
         float* weights = weights_.data();
         multiply(exact, weights);
-        for (int64_t c = 0; c < clusters; c++)
-            weights[exact + c] = left_[c] ? likes[c] + log_of(left_[c]) : -INFINITY;
+        for (int64_t c = 0; c < clusters; c++) weights[exact + c] = left_[c] ? likes[c] + log_of(left_[c]) : -INFINITY;
         float total = to_weights(weights, exact + clusters);
         for (int64_t first = 0; first < exact; first += kBlock) {
             int64_t here = std::min(kBlock, exact - first);

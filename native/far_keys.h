@@ -59,7 +59,8 @@ struct FarKeys {
             for (int64_t place = offsets[c]; place < offsets[c + 1]; place++) {
                 int64_t at = bh * call.places + place;
                 int32_t within = call.narrow ? call.narrow[at] : call.wide[at];
-                if (within < 0 || within >= call.chunk) throw Malformed("order: expected places in a chunk, got others");
+                if (within < 0 || within >= call.chunk)
+                    throw Malformed("order: expected places in a chunk, got others");
                 *to++ = start + within;
             }
         }

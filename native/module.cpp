@@ -451,8 +451,8 @@ static void near_keys(const Tensor& queries, const Tensor& k, const std::vector<
 static void decode(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& real, const Tensor& rank,
                    const Tensor& codes, const Tensor& tops, const Tensor& order, const Tensor& offsets,
                    const Tensor& mean_keys, const Tensor& mean_values, const Tensor& key_steps,
-                   const Tensor& value_steps, int64_t chunk, int64_t per, int64_t sinks,
-                   int64_t near, int64_t reach, int64_t least, double scale, int64_t threads, const Tensor& out,
+                   const Tensor& value_steps, int64_t chunk, int64_t per, int64_t sinks, int64_t near, int64_t reach,
+                   int64_t least, double scale, int64_t threads, const Tensor& out,
                    const std::optional<Tensor>& picks) {
     Rows queries = rows_of("q", q), keys = rows_of("k", k);
     Rows values = rows_of("v", v, {keys.batch, keys.heads, keys.rows, size_of(v, 3)});

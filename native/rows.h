@@ -102,8 +102,8 @@ inline void read_real(const Rows& from, int64_t batch, int64_t head, int64_t fir
 }
 
 // Rows that will be read soon. Groups gather from all over a head, so the next one's rows are fetched while this one
-// computes: a few at a time, as a core has room for a few dozen requests only, and then waits. They come into the second
-// cache, or into the first one with a `Nearness` of 3.
+// computes: a few at a time, as a core has room for a few dozen requests only, and then waits. They come into the
+// second cache, or into the first one with a `Nearness` of 3.
 template <int Nearness = 2>
 class PrefetchTo {
 public:

@@ -156,7 +156,9 @@ def _pick(
         scores = scores.masked_fill(~searched.gather(-1, cluster)[:, None], float("-inf"))
     by_rank = order.argsort(-1)[:, None].expand_as(scores)
     exact = query @ keys[:, real[options.sinks : begin].long()].mT * scale
-    best = scores.gather(-1, by_rank).sort(dim=-1, descending=True, stable=True).indices[..., : SHORTLIST * options.near]
+    best = (
+        scores.gather(-1, by_rank).sort(dim=-1, descending=True, stable=True).indices[..., : SHORTLIST * options.near]
+    )
     shortlist = torch.full_like(exact, float("-inf")).scatter(-1, best, exact.gather(-1, best))
     best = shortlist.nan_to_num(torch.inf, torch.inf, -torch.inf).sort(dim=-1, descending=True, stable=True).indices
     places = by_rank.gather(-1, best[..., : options.near])

@@ -1,6 +1,7 @@
 """Finished: the clusters of a cache's finished chunks, which near–far decoding meets through their means.
 
-A mean is kept in 16 bits and a key as its residual to the mean key of its cluster in 4, by which near keys are looked for.
+A mean is kept in 16 bits, and a key as its residual to the mean key of its cluster in 4, by which near keys are looked
+for.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ class Room(NamedTuple):
         return self.mean_values[b, :, :clusters, :dim].to(torch.float64) * self.value_steps[b, :, :clusters, None]
 
     def residuals(self, b: int, places: int, dim: int) -> tuple[Tensor, Tensor]:
-        """The residuals of a sample in whole numbers, −15, −13, … 15, (Hk, places, D) float64; and what 15 stands for."""
+        """Residuals of a sample in whole numbers, −15, −13, … 15, (Hk, places, D) float64; and what 15 stands for."""
         quads = self.codes[b].transpose(2, 3).flatten(1, 2)  # (Hk, places, quads, 4)
         halves = torch.stack([quads & 15, quads >> 4], -2).flatten(2)[:, :places, :dim]
         return 2 * halves.to(torch.float64) - 15, self.tops[b, :, :places].to(torch.float32)
