@@ -3,6 +3,7 @@
     python -m benchmarks.decode                    # a Llama of 4 layers, 8 heads of 64, random weights
     python -m benchmarks.decode --model smollm     # SmolLM2-135M on Python's documentation, and its loss
     python -m benchmarks.decode --model layer      # the attention of one layer alone, up to 131,072 tokens
+    python -m benchmarks.decode --dtype bfloat16   # weights, keys and values in half precision
 
 dynamic      transformers' DynamicCache with SDPA
 static       transformers' StaticCache with SDPA
@@ -135,15 +136,15 @@ def _tokens(turn: Turn, ids: Tensor, count: int) -> None:
         turn.token(ids)
 
 
-def random_llama(lengths: list[int], batches: list[int], near: str, tokens: int) -> None:
+def random_llama(lengths: list[int], batches: list[int], near: str, tokens: int, dtype: torch.dtype) -> None:
     """Print the table of the random Llama."""
-    model = llama()
+    model = llama().to(dtype)
     print("| context | batch | cache | ms a token | times as fast | memory / keys and values |")
     print("|---:|---:|---|---:|---:|---:|")
     for length in lengths:
         for batch in batches:
-            filled = prompt(model, batch, length)
-            size = sum(x.numel() * 4 for pair in filled for x in pair)
+            filled = [(keys.to(dtype), values.to(dtype)) for keys, values in prompt(model, batch, length)]
+            size = sum(x.nbytes for pair in filled for x in pair)
             ids = torch.randint(999, (batch, 1))
             first = None
             for name, seconds, grown in measure(model, contenders(near), filled, ids, tokens):
@@ -155,9 +156,10 @@ def random_llama(lengths: list[int], batches: list[int], near: str, tokens: int)
                 )
 
 
-def smollm(lengths: list[int], near: str, tokens: int, following: int) -> None:
+def smollm(lengths: list[int], near: str, tokens: int, following: int, dtype: torch.dtype) -> None:
     """Print what SmolLM2 does: its prompt is computed, densely, and the loss of what follows is compared."""
     model = SmolLM("sdpa")
+    model.model.to(dtype)
     text = "\n\n".join(texts.documentation())
     print("| context | cache | ms a token | tokens a second | times as fast | loss of the next | against dense |")
     print("|---:|---|---:|---:|---:|---:|---:|")
@@ -195,7 +197,7 @@ def _floor(model: Any, ids: Tensor, tokens: int) -> float:
     return statistics.median([turn.token(ids) for _ in range(tokens)])
 
 
-def layer(lengths: list[int], near: str, tokens: int, heads: int = 9, key_heads: int = 3) -> None:
+def layer(lengths: list[int], near: str, tokens: int, dtype: torch.dtype, heads: int = 9, key_heads: int = 3) -> None:
     """Print what the attention of one layer takes for one new token: of SmolLM2's shape, with keys as in `prompt`."""
     mechanism = coterie.as_mechanism(near)
     assert isinstance(mechanism, coterie.NearFar)
@@ -204,8 +206,8 @@ def layer(lengths: list[int], near: str, tokens: int, heads: int = 9, key_heads:
     print("| context | sdpa, ms | all keys, ms | near–far, ms | without near keys, ms | near–far / all keys |")
     print("|---:|---:|---:|---:|---:|---:|")
     for length in lengths:
-        keys, values = prompt(SimpleNamespace(config=config), 1, length)[0]
-        q = torch.randn(1, heads, 1, 64)
+        keys, values = (x.to(dtype) for x in prompt(SimpleNamespace(config=config), 1, length)[0])
+        q = torch.randn(1, heads, 1, 64).to(dtype)
         step = Step(torch.arange(length, dtype=torch.int32)[None], torch.tensor([[length - 1]], dtype=torch.int32))
         question = Question(None, q, keys, values, step, 1 / 8, 0)
         calls: dict[str, Callable[[], object]] = {
@@ -247,15 +249,19 @@ def main() -> None:
         "--tokens", type=int, default=32, help="that are decoded, and timed; of SmolLM2, 0 prints the losses alone"
     )
     parser.add_argument("--following", type=int, default=512, help="tokens whose loss is compared, of SmolLM2; 0: none")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="float32")
     options = parser.parse_args()
+    dtype = getattr(torch, options.dtype)
     sizes = [int(each) for each in (options.lengths or _LENGTHS[options.model]).split(",")]
     with torch.no_grad():
         if options.model == "llama":
-            random_llama(sizes, [int(each) for each in options.batches.split(",")], options.decode, options.tokens)
+            random_llama(
+                sizes, [int(each) for each in options.batches.split(",")], options.decode, options.tokens, dtype
+            )
         elif options.model == "layer":
-            layer(sizes, options.decode, options.tokens)
+            layer(sizes, options.decode, options.tokens, dtype)
         else:
-            smollm(sizes, options.decode, options.tokens, options.following)
+            smollm(sizes, options.decode, options.tokens, options.following, dtype)
 
 
 if __name__ == "__main__":

@@ -164,11 +164,13 @@ struct DecodeCall {
     Rows q, k, v;
     const int32_t* real = nullptr;  // (batch, Nk): rows of k that are real, in order
     const int32_t* rank = nullptr;  // (batch, Nq): the last of these that a query sees; −1 sees none
-    const uint8_t* bytes = nullptr;  // (batch, key heads, places, padded dim): keys of finished chunks, in panels
-    const float* scales = nullptr;  // (batch, key heads, places)
-    const int32_t* order = nullptr;  // (batch, key heads, places): rows of k, cluster by cluster
+    const uint8_t* codes = nullptr;  // (batch, key heads, places, padded dim / 2): residuals of keys, in panels
+    const uint16_t* tops = nullptr;  // (batch, key heads, places): bfloat16, the largest number of a residual
+    const uint8_t* narrow = nullptr;  // (batch, key heads, places): where in its chunk a key is, cluster by cluster
+    const int32_t* wide = nullptr;  // the same, for long chunks
     const int32_t* offsets = nullptr;  // (batch, key heads, clusters + 1)
-    const float *mean_keys = nullptr, *mean_values = nullptr;  // (batch, key heads, clusters, dim)
+    const int16_t *mean_keys = nullptr, *mean_values = nullptr;  // (batch, key heads, clusters, padded dim)
+    const float *key_steps = nullptr, *value_steps = nullptr;  // (batch, key heads, clusters): of these means
     int64_t places = 0, clusters = 0;  // that there is room for
     int64_t chunk = 1, per = 1, sinks = 0, near = 0, reach = 1, least = 0;
     float scale = 1;
@@ -190,18 +192,20 @@ struct AllKeysCall {
 // Chunks of a cache that are to be finished; `finish.h` has what is done. Everything but k and v is contiguous.
 struct FinishCall {
     Rows k, v;  // of some samples, chunk by chunk
-    const int32_t* rows = nullptr;  // (those samples, keys): where the keys are in the cache
     const int64_t* labels = nullptr;  // (those samples, key heads, keys): the cluster of each
     const int64_t* samples = nullptr;  // which samples
     int64_t clusters = 0, first_cluster = 0,
             all_clusters = 0;  // of these chunks, before them, and that there is room for
     int64_t first_place = 0, places = 0;
+    int64_t first_rank = 0, chunk = 1;  // how many real keys come before these, and the keys of a chunk
     int threads = 1;
     // As in DecodeCall:
-    uint8_t* bytes = nullptr;
-    float* scales = nullptr;
-    int32_t *order = nullptr, *offsets = nullptr;
-    float *mean_keys = nullptr, *mean_values = nullptr;
+    uint8_t* codes = nullptr;
+    uint16_t* tops = nullptr;
+    uint8_t* narrow = nullptr;
+    int32_t *wide = nullptr, *offsets = nullptr;
+    int16_t *mean_keys = nullptr, *mean_values = nullptr;
+    float *key_steps = nullptr, *value_steps = nullptr;
 };
 
 // The logs of 0 … kLogs − 1, taken in float64.

@@ -128,7 +128,7 @@ private:
     std::vector<float> queries_, scores_, scratch_;
     std::vector<int64_t> visible_;  // how many keys of a block each query sees
     std::vector<const float*> keys_, values_;
-    Prefetch prefetch_;
+    PrefetchTo<3> prefetch_;
 };
 
 // What is kept of the pieces of a query, `step` apart, becomes its answer, in the order of the keys. The logarithm of

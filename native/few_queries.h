@@ -16,11 +16,19 @@ namespace coterie::COTERIE_ISA {
 // Queries at a time: as many as have room in the registers.
 constexpr int kFewQueries = 4;
 
+// Vectors of sums for R queries at a time, so that all stay in registers: a row is read from its beginning to its end
+// where there are enough of them, as memory comes faster in order.
+#if defined(__AVX512F__)
+constexpr int few_columns_of(int) { return 4; }
+#else
+constexpr int few_columns_of(int queries) { return queries == 1 ? 4 : queries == 2 ? 2 : 1; }
+#endif
+
 // to[r · stride + j] = scale · queries[r · padded(dim)] · rows[j] for R queries. A query is followed by 0 up to a
 // multiple of kLanes.
-template <int R>
+template <int R, class Ahead>
 inline void few_dots(const float* queries, const float* const* rows, int64_t count, int64_t dim, float scale, float* to,
-                     int64_t stride, Prefetch& prefetch) {
+                     int64_t stride, Ahead& prefetch) {
     const int64_t step = padded(dim);
     for (int64_t first = 0; first < count; first += kSums) {
         int64_t here = std::min<int64_t>(kSums, count - first);
@@ -52,9 +60,9 @@ inline void few_dots(const float* queries, const float* const* rows, int64_t cou
 }
 
 // Sums of a few columns for R queries: out[r · step + d] += Σ_j weights[r · stride + j] · rows[j][d].
-template <int R, int Columns>
+template <int R, int Columns, class Ahead>
 inline void few_columns(const float* weights, int64_t stride, const float* const* rows, int64_t count, int64_t d,
-                        float* out, int64_t step, Prefetch& prefetch) {
+                        float* out, int64_t step, Ahead& prefetch) {
     Vec sums[R][Columns];
     COTERIE_UNROLL
     for (int r = 0; r < R; r++) COTERIE_UNROLL
@@ -74,10 +82,10 @@ inline void few_columns(const float* weights, int64_t stride, const float* const
 }
 
 // The same for all columns.
-template <int R>
+template <int R, class Ahead>
 inline void few_sums(const float* weights, int64_t stride, const float* const* rows, int64_t count, int64_t dim,
-                     float* out, int64_t step, Prefetch& prefetch) {
-    constexpr int columns = R == 1 ? 4 : R == 2 ? 2 : 1;  // of vectors, so that all sums stay in registers
+                     float* out, int64_t step, Ahead& prefetch) {
+    constexpr int columns = few_columns_of(R);
     int64_t d = 0;
     for (; d + columns * kLanes <= dim; d += columns * kLanes)
         few_columns<R, columns>(weights, stride, rows, count, d, out, step, prefetch);

@@ -173,18 +173,6 @@ void check_segments(const char* name, const Segments& segments, int64_t rows, co
     });
 }
 
-// Fresh memory that is about to be written all over: large pages spare the faults, and later the look-ups.
-void prefer_large_pages(void* memory, int64_t bytes) {
-#if defined(__linux__) && defined(MADV_HUGEPAGE)
-    constexpr uintptr_t kLarge = 1 << 21;
-    uintptr_t first = (reinterpret_cast<uintptr_t>(memory) + kLarge - 1) / kLarge * kLarge;
-    uintptr_t last = (reinterpret_cast<uintptr_t>(memory) + static_cast<uintptr_t>(bytes)) / kLarge * kLarge;
-    if (last > first) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);  // advice; may be declined
-#else
-    (void)memory, (void)bytes;
-#endif
-}
-
 // The means of a call's queries, keys and values; they live as long as this does.
 class VirtualRows {
 public:
@@ -308,6 +296,17 @@ void check_near(const NearCall& call, bool wide) {
                 refuse("visible: expected ascending indices, got ", ids[v], " after ", ids[v - 1]);
         }
     }
+}
+
+void prefer_large_pages(void* memory, int64_t bytes) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+    constexpr uintptr_t kLarge = 1 << 21;
+    uintptr_t first = (reinterpret_cast<uintptr_t>(memory) + kLarge - 1) / kLarge * kLarge;
+    uintptr_t last = (reinterpret_cast<uintptr_t>(memory) + static_cast<uintptr_t>(bytes)) / kLarge * kLarge;
+    if (last > first) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);  // advice; may be declined
+#else
+    (void)memory, (void)bytes;
+#endif
 }
 
 void run_forward(Call& call, const Forward& result) {

@@ -32,6 +32,9 @@ const Kernels& kernels();
 void check_parts(const Parts& parts, const Rows& x);
 void check_near(const NearCall& call, bool wide);
 
+// Fresh memory that is about to be written all over: large pages spare the faults, and later the look-ups.
+void prefer_large_pages(void* memory, int64_t bytes);
+
 // Check the plan, form its virtual rows, and run.
 void run_forward(Call& call, const Forward& result);
 void run_backward(Call& call, Backward& result);

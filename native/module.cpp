@@ -750,9 +750,10 @@ static void near_keys(const Tensor& queries, const Tensor& k, const std::vector<
 }
 
 static void decode(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& real, const Tensor& rank,
-                   const Tensor& bytes, const Tensor& scales, const Tensor& order, const Tensor& offsets,
-                   const Tensor& mean_keys, const Tensor& mean_values, int64_t chunk, int64_t per, int64_t sinks,
-                   int64_t near, int64_t reach, int64_t least, double scale, int64_t threads, const Tensor& out,
+                   const Tensor& codes, const Tensor& tops, const Tensor& order, const Tensor& offsets,
+                   const Tensor& mean_keys, const Tensor& mean_values, const Tensor& key_steps,
+                   const Tensor& value_steps, int64_t chunk, int64_t per, int64_t sinks, int64_t near, int64_t reach,
+                   int64_t least, double scale, int64_t threads, const Tensor& out,
                    const std::optional<Tensor>& picks) {
     Rows queries = rows_of("q", q), keys = rows_of("k", k);
     Rows values = rows_of("v", v, {keys.batch, keys.heads, keys.rows, size_of(v, 3)});
@@ -762,7 +763,8 @@ static void decode(const Tensor& q, const Tensor& k, const Tensor& v, const Tens
     check_rank("order", order, 3);
     check_rank("offsets", offsets, 3);
     int64_t places = size_of(order, 2), clusters = size_of(offsets, 2) - 1, lanes = 16;
-    int64_t wide = (keys.dim + lanes - 1) / lanes * lanes;
+    auto padded = [&](int64_t dim) { return (dim + lanes - 1) / lanes * lanes; };
+    const bool narrow = has_dtype(order, nb::dlpack::dtype_code::UInt, 8);
     if (places % lanes) refuse("order", "a multiple of 16 places", std::to_string(places));
     check_in("offsets", clusters, 0, kMostRows);
     Shape lead{keys.batch, keys.heads};
@@ -777,12 +779,15 @@ static void decode(const Tensor& q, const Tensor& k, const Tensor& v, const Tens
         .v = values,
         .real = data_of<int32_t>("real", real, {keys.batch, keys.rows}),
         .rank = data_of<int32_t>("rank", rank, {keys.batch, queries.rows}),
-        .bytes = data_of<uint8_t>("bytes", bytes, shape({places / lanes, wide / 4, lanes, 4})),
-        .scales = data_of<float>("scales", scales, shape({places})),
-        .order = data_of<int32_t>("order", order, shape({places})),
+        .codes = data_of<uint8_t>("codes", codes, shape({places / lanes, padded(keys.dim) / 8, lanes, 4})),
+        .tops = data_of<uint16_t>("tops", tops, shape({places})),
+        .narrow = narrow ? data_of<uint8_t>("order", order, shape({places})) : nullptr,
+        .wide = narrow ? nullptr : data_of<int32_t>("order", order, shape({places})),
         .offsets = data_of<int32_t>("offsets", offsets, shape({clusters + 1})),
-        .mean_keys = data_of<float>("mean_keys", mean_keys, shape({clusters, keys.dim})),
-        .mean_values = data_of<float>("mean_values", mean_values, shape({clusters, values.dim})),
+        .mean_keys = data_of<int16_t>("mean_keys", mean_keys, shape({clusters, padded(keys.dim)})),
+        .mean_values = data_of<int16_t>("mean_values", mean_values, shape({clusters, padded(values.dim)})),
+        .key_steps = data_of<float>("key_steps", key_steps, shape({clusters})),
+        .value_steps = data_of<float>("value_steps", value_steps, shape({clusters})),
         .places = places,
         .clusters = clusters,
         .chunk = check_in("chunk", chunk, 1, kMostRows),
@@ -823,17 +828,30 @@ static void decode_all(const Tensor& q, const Tensor& k, const Tensor& v, const 
     kernels().decode_all(call);
 }
 
-static void finish(const Tensor& k, const Tensor& v, const Tensor& rows, const Tensor& labels, const Tensor& samples,
-                   int64_t first_place, int64_t first_cluster, int64_t clusters, int64_t threads, const Tensor& bytes,
-                   const Tensor& scales, const Tensor& order, const Tensor& offsets, const Tensor& mean_keys,
-                   const Tensor& mean_values) {
+// The first `rows` rows of each head, which are about to be written.
+static void prefer_large_rows(const Tensor& x, int64_t rows) {
+    Rows all = rows_of("x", x);
+    check_in("rows", rows, 0, all.rows);
+    int64_t size = all.kind == Kind::f32 ? 4 : 2;
+    check_strides("x", x, 0);
+    for (int64_t b = 0; b < all.batch; b++)
+        for (int64_t h = 0; h < all.heads; h++)
+            prefer_large_pages(const_cast<char*>(all.row(b, h, 0)), rows * all.dim * size);
+}
+
+static void finish(const Tensor& k, const Tensor& v, const Tensor& labels, const Tensor& samples, int64_t first_place,
+                   int64_t first_rank, int64_t first_cluster, int64_t clusters, int64_t chunk, int64_t threads,
+                   const Tensor& codes, const Tensor& tops, const Tensor& order, const Tensor& offsets,
+                   const Tensor& mean_keys, const Tensor& mean_values, const Tensor& key_steps,
+                   const Tensor& value_steps) {
     Rows keys = rows_of("k", k);
     Rows values = rows_of("v", v, {keys.batch, keys.heads, keys.rows, size_of(v, 3)});
     check_in("head size", keys.dim, 1, int64_t{1} << 16);
     check_rank("order", order, 3);
     check_rank("offsets", offsets, 3);
     int64_t all = size_of(order, 0), places = size_of(order, 2), room = size_of(offsets, 2) - 1, lanes = 16;
-    int64_t wide = (keys.dim + lanes - 1) / lanes * lanes;
+    auto padded = [&](int64_t dim) { return (dim + lanes - 1) / lanes * lanes; };
+    const bool narrow = has_dtype(order, nb::dlpack::dtype_code::UInt, 8);
     if (places % lanes) refuse("order", "a multiple of 16 places", std::to_string(places));
     check_in("clusters", clusters, 0, room);
     check_in("first_cluster", first_cluster, 0, room - clusters);
@@ -842,7 +860,6 @@ static void finish(const Tensor& k, const Tensor& v, const Tensor& rows, const T
     FinishCall call{
         .k = keys,
         .v = values,
-        .rows = data_of<int32_t>("rows", rows, {keys.batch, keys.rows}),
         .labels = data_of<int64_t>("labels", labels, {keys.batch, keys.heads, keys.rows}),
         .samples = data_of<int64_t>("samples", samples, {keys.batch}),
         .clusters = clusters,
@@ -850,13 +867,18 @@ static void finish(const Tensor& k, const Tensor& v, const Tensor& rows, const T
         .all_clusters = room,
         .first_place = first_place,
         .places = places,
+        .first_rank = check_in("first_rank", first_rank, 0, kMostRows),
+        .chunk = check_in("chunk", chunk, 1, narrow ? 256 : kMostRows),
         .threads = check_threads(threads),
-        .bytes = data_of<uint8_t>("bytes", bytes, {all, keys.heads, places / lanes, wide / 4, lanes, 4}),
-        .scales = data_of<float>("scales", scales, {all, keys.heads, places}),
-        .order = data_of<int32_t>("order", order, {all, keys.heads, places}),
+        .codes = data_of<uint8_t>("codes", codes, {all, keys.heads, places / lanes, padded(keys.dim) / 8, lanes, 4}),
+        .tops = data_of<uint16_t>("tops", tops, {all, keys.heads, places}),
+        .narrow = narrow ? data_of<uint8_t>("order", order, {all, keys.heads, places}) : nullptr,
+        .wide = narrow ? nullptr : data_of<int32_t>("order", order, {all, keys.heads, places}),
         .offsets = data_of<int32_t>("offsets", offsets, {all, keys.heads, room + 1}),
-        .mean_keys = data_of<float>("mean_keys", mean_keys, {all, keys.heads, room, keys.dim}),
-        .mean_values = data_of<float>("mean_values", mean_values, {all, keys.heads, room, values.dim}),
+        .mean_keys = data_of<int16_t>("mean_keys", mean_keys, {all, keys.heads, room, padded(keys.dim)}),
+        .mean_values = data_of<int16_t>("mean_values", mean_values, {all, keys.heads, room, padded(values.dim)}),
+        .key_steps = data_of<float>("key_steps", key_steps, {all, keys.heads, room}),
+        .value_steps = data_of<float>("value_steps", value_steps, {all, keys.heads, room}),
     };
     check_labels(call.labels, nullptr, static_cast<int64_t>(labels.size()), clusters);
     for (int64_t s = 0; s < keys.batch; s++) check_in("samples", call.samples[s], 0, all - 1);
@@ -881,12 +903,14 @@ NB_MODULE(_native, m) {
     m.def("forward", forward, "tensors"_a, "settings"_a, "out"_a, "lse"_a, "alone"_a.none());
     m.def("backward", backward, "tensors"_a, "settings"_a, "out"_a, "lse"_a, "alone"_a.none(), "grad_out"_a,
           "grad_lse"_a, "grad_q"_a, "grad_k"_a, "grad_v"_a, "grad_mask"_a.none());
-    m.def("decode", decode, "q"_a, "k"_a, "v"_a, "real"_a, "rank"_a, "bytes"_a, "scales"_a, "order"_a, "offsets"_a,
-          "mean_keys"_a, "mean_values"_a, "chunk"_a, "per"_a, "sinks"_a, "near"_a, "reach"_a, "least"_a, "scale"_a,
-          "threads"_a, "out"_a, "picks"_a.none());
+    m.def("decode", decode, "q"_a, "k"_a, "v"_a, "real"_a, "rank"_a, "codes"_a, "tops"_a, "order"_a, "offsets"_a,
+          "mean_keys"_a, "mean_values"_a, "key_steps"_a, "value_steps"_a, "chunk"_a, "per"_a, "sinks"_a, "near"_a,
+          "reach"_a, "least"_a, "scale"_a, "threads"_a, "out"_a, "picks"_a.none());
     m.def("decode_all", decode_all, "q"_a, "k"_a, "v"_a, "real"_a.none(), "seen"_a, "scale"_a, "threads"_a, "out"_a);
-    m.def("finish", finish, "k"_a, "v"_a, "rows"_a, "labels"_a, "samples"_a, "first_place"_a, "first_cluster"_a,
-          "clusters"_a, "threads"_a, "bytes"_a, "scales"_a, "order"_a, "offsets"_a, "mean_keys"_a, "mean_values"_a);
+    m.def("prefer_large_pages", prefer_large_rows, "x"_a, "rows"_a);
+    m.def("finish", finish, "k"_a, "v"_a, "labels"_a, "samples"_a, "first_place"_a, "first_rank"_a, "first_cluster"_a,
+          "clusters"_a, "chunk"_a, "threads"_a, "codes"_a, "tops"_a, "order"_a, "offsets"_a, "mean_keys"_a,
+          "mean_values"_a, "key_steps"_a, "value_steps"_a);
     m.def("adopt_team", [](uintptr_t address) { adopt_team(reinterpret_cast<Team>(address)); });
     m.def("regions", [] {
         Regions& all = regions();

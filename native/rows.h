@@ -102,8 +102,10 @@ inline void read_real(const Rows& from, int64_t batch, int64_t head, int64_t fir
 }
 
 // Rows that will be read soon. Groups gather from all over a head, so the next one's rows are fetched while this one
-// computes: a few at a time, as a core has room for a few dozen requests only, and then waits.
-class Prefetch {
+// computes: a few at a time, as a core has room for a few dozen requests only, and then waits. They come into the
+// second cache, or into the first one with a `Nearness` of 3.
+template <int Nearness = 2>
+class PrefetchTo {
 public:
     void clear() { count_ = at_ = 0; }
 
@@ -129,7 +131,7 @@ public:
 private:
     static void touch(const char* address) {
 #if defined(__GNUC__) || defined(__clang__)
-        __builtin_prefetch(address, 0, 2);
+        __builtin_prefetch(address, 0, Nearness);
 #else
         (void)address;
 #endif
@@ -142,6 +144,7 @@ private:
     } rows_[kMost];
     int count_ = 0, at_ = 0, few_ = 3;
 };
+using Prefetch = PrefetchTo<>;
 
 inline bool all_finite(const float* x, int64_t count) {
     Vec total = splat(0);  // 0, or NaN

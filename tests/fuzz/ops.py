@@ -471,12 +471,14 @@ def _room(batch: int, heads: int, chunks: int, chunk: int, per: int, dim: int, s
     places, clusters, wide = -(-chunks * chunk // 16) * 16, chunks * per, -(-dim // 16) * 16
     ends = [max(0, (c // per + 1) * chunk - sinks) for c in range(clusters)]
     return {
-        "bytes": _ints(256, batch, heads, places // 16, wide // 4, 16, 4).to(torch.uint8),
-        "scales": torch.rand(batch, heads, places),
-        "order": _ints(max(1, chunks * chunk), batch, heads, places),
+        "codes": _ints(256, batch, heads, places // 16, wide // 8, 16, 4).to(torch.uint8),
+        "tops": _ints(2**15, batch, heads, places).to(torch.uint16),
+        "order": _ints(chunk, batch, heads, places).to(torch.uint8 if chunk < 3 else torch.int32),
         "offsets": torch.tensor([0, *ends], dtype=torch.int32).expand(batch, heads, -1).contiguous(),
-        "mean_keys": torch.randn(batch, heads, clusters, dim),
-        "mean_values": torch.randn(batch, heads, clusters, dim),
+        "mean_keys": _ints(2**15, batch, heads, clusters, wide).to(torch.int16),
+        "mean_values": _ints(2**15, batch, heads, clusters, wide).to(torch.int16),
+        "key_steps": torch.rand(batch, heads, clusters),
+        "value_steps": torch.rand(batch, heads, clusters),
     }
 
 
@@ -524,12 +526,13 @@ def _finish(rng: random.Random) -> Arguments:
     return {
         "k": _floats(rng, batch, heads, keys, dim),
         "v": _floats(rng, batch, heads, keys, dim),
-        "rows": _ints(max(1, keys), batch, keys),
         "labels": _ints(clusters, batch, heads, keys, dtype=torch.int64),
         "samples": torch.arange(batch),
         "first_place": rng.randint(0, 2),
+        "first_rank": rng.randint(0, 2),
         "first_cluster": rng.randint(0, 2),
         "clusters": clusters,
+        "chunk": rng.randint(1, 5),
         "threads": rng.randint(1, 3),
         **_room(batch, heads, 5, keys // 3 + 1, 1, dim, 0),
     }

@@ -15,7 +15,7 @@ transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not
 from transformers.cache_utils import DynamicLayer  # noqa: E402
 
 import coterie.hf  # noqa: E402
-from coterie.hf.buffers import BufferedLayer  # noqa: E402
+from coterie.hf.buffers import Buffer, BufferedLayer  # noqa: E402
 from tests.hf.families import BY_NAME, Family, _tokens  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
@@ -287,3 +287,16 @@ def test_what_is_no_writer_has_no_cache():
         coterie.hf.Cache(writer("bart"), max_length=0)
     with pytest.raises(TypeError, match="max_length: expected an int, got float"):
         coterie.hf.Cache(writer("llama"), max_length=3.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_long_buffers_begin_with_large_pages(dtype: torch.dtype):
+    whole = torch.randn(1, 2, 17000, 64).to(dtype)
+    buffer = Buffer()
+    kept = buffer.append(whole[:, :, :0], whole[:, :, :16500], None)
+    first = kept.data_ptr()
+    kept = buffer.append(kept, whole[:, :, 16500:], None)
+    assert kept.data_ptr() == first  # there was room
+    assert torch.equal(kept, whole)
+    if dtype != torch.float64:
+        assert [kept[:, h].data_ptr() % 2**21 for h in (0, 1)] == [0, 0]

@@ -51,6 +51,22 @@ def whole(row: Tensor, most: int) -> list[int]:
     return [int(x) for x in (row / row.abs().max() * most).round()]
 
 
+def kept(mean: Tensor) -> Tensor:
+    """A mean in 16 bits."""
+    step = float(mean.abs().max().float() / 32767)
+    return torch.tensor([round(float(x) / step) * step for x in mean], dtype=torch.float64)
+
+
+def residual(row: Tensor) -> Tensor:
+    """What is left of a key without its mean, in 4 bits."""
+    row = row.float()
+    most = float(row.abs().max())
+    top = float(torch.tensor(most).bfloat16())
+    if top < most:  # a bfloat16 is a float32 whose lower half is 0
+        top = float((torch.tensor(top).view(torch.int32) + 2**16).view(torch.float32))
+    return torch.tensor([(min(7, max(-8, round(float(x) / top * 7.5 - 0.5))) + 0.5) * top / 7.5 for x in row]).double()
+
+
 def oracle(
     finished: Finished, q: Tensor, k: Tensor, v: Tensor, at: Step, b: int, h: int, i: int, reach: int
 ) -> tuple[Tensor, list[int]]:
@@ -62,38 +78,43 @@ def oracle(
     assert finished.room is not None
     for c in range(begin // options.chunk * finished.per if begin > options.sinks else 0):
         first, stop = finished.room.offsets[b, g, c : c + 2].tolist()
-        clusters.append(finished.room.order[b, g, first:stop].tolist())
+        chunk = c // finished.per * options.chunk
+        clusters.append([real[chunk + at] for at in finished.room.order[b, g, first:stop].tolist()])
     assert sorted(j for cluster in clusters for j in cluster) == [
         real[r] for r in range(min(options.sinks, begin), begin)
     ]
     wide, keys, values = q[b, h, i].double(), k[b, g].double(), v[b, g].double()
     searched = list(range(len(clusters)))
+    mean_keys, mean_values = ([kept(x[c].mean(0)) if c else x[0] * 0 for c in clusters] for x in (keys, values))
     if sum(map(len, clusters)) > reach:
         likes = []
         for each in range(g * SHARE, (g + 1) * SHARE):
-            to = [float(q[b, each, i].double() @ keys[c].mean(0)) * scale if c else -math.inf for c in clusters]
+            mine = q[b, each, i].double()
+            to = [float(mine @ m) * scale if c else -math.inf for c, m in zip(clusters, mean_keys, strict=True)]
             likes.append([x - max(to) for x in to])
         best = sorted(searched, key=lambda c: -max(like[c] for like in likes))
         searched = []
         while sum(len(clusters[c]) for c in searched) < reach:
             searched.append(best.pop(0))
-    mine = whole(q[b, h, i].float() * scale, 63)
+    scaled = (q[b, h, i] * scale).float()
+    bytes_ = torch.tensor(whole(scaled, 127)) * float(scaled.abs().max()) / 127
     score = {
-        j: sum(x * y for x, y in zip(mine, whole(k[b, g, j], 127), strict=True)) * float(k[b, g, j].float().abs().max())
+        j: float(wide @ mean_keys[c]) * scale + float(bytes_.double() @ residual(keys[j] - mean_keys[c]))
         for c in searched
         for j in clusters[c]
     }
-    near = sorted(score, key=lambda j: (-score[j], j))[: options.near]
+    shortlist = sorted(score, key=lambda j: (-score[j], j))[: 2 * options.near]
+    near = sorted(shortlist, key=lambda j: (-float(wide @ keys[j]), j))[: options.near]
     met = [real[r] for r in range(min(options.sinks, begin))] + [real[r] for r in range(begin, rank + 1)] + near
     above, below = torch.zeros(v.shape[-1], dtype=torch.float64), 0.0
     for j in met:
         weight = math.exp(float(wide @ keys[j]) * scale)
         above, below = above + weight * values[j], below + weight
-    for cluster in clusters:
+    for cluster, mean_key, mean_value in zip(clusters, mean_keys, mean_values, strict=True):
         left = len([j for j in cluster if j not in near])
         if left:
-            weight = left * math.exp(float(wide @ keys[cluster].mean(0)) * scale)
-            above, below = above + weight * values[cluster].mean(0), below + weight
+            weight = left * math.exp(float(wide @ mean_key) * scale)
+            above, below = above + weight * mean_value, below + weight
     return above / below, near
 
 
@@ -130,6 +151,23 @@ def test_with_everybody_near_it_is_dense(backend: str, chunk: int, sinks: int):
     torch.testing.assert_close(out, want, rtol=1e-5, atol=1e-5)
 
 
+def test_chunks_may_be_long(backend: str):
+    """Places in a chunk of more than 256 keys take more than a byte."""
+    q, k, v = tokens(1250)
+    finished = Finished(coterie.NearFar(near=9, chunk=300), layer=0)
+    out, picks = decode(finished, q[:, :, -1:], k, v, step(1250), 1 / math.sqrt(DIM))
+    for h in (0, 5):
+        want, near_keys = oracle(finished, q[:, :, -1:], k, v, step(1250), 1, h, 0, 6144)
+        assert sorted(picks[1, h, 0].tolist()) == sorted(near_keys)
+        torch.testing.assert_close(out[1, h, 0].double(), want, rtol=0, atol=1e-5)
+
+
+def test_keys_take_a_tenth_of_what_a_cache_in_float32_takes():
+    _, k, v = torch.zeros(3, 1, 1, 1 << 15, 64).unbind(0)
+    room = Room.of(k, v, 256, 128, 4)
+    assert sum(x.nbytes for x in room) < 0.09 * (k.nbytes + v.nbytes)
+
+
 def test_few_keys_are_met_exactly_where_that_is_asked_for(backend: str):
     q, k, v = tokens(90)
     finished = Finished(coterie.NearFar(near=2, chunk=16), layer=0)
@@ -153,7 +191,8 @@ def test_clusters_are_those_of_the_prefill():
                 first, stop = int(means.start[b, g, c]), int(means.stop[b, g, c])
                 want = means.order[b, g, first:stop].tolist()
                 first, stop = room.offsets[b, g, c : c + 2].tolist()
-                assert sorted(room.order[b, g, first:stop].tolist()) == sorted(want)
+                found = [c // finished.per * 32 + at for at in room.order[b, g, first:stop].tolist()]
+                assert sorted(found) == sorted(want)
 
 
 def test_it_does_not_matter_how_the_tokens_came(backend: str):
@@ -236,7 +275,7 @@ def test_the_kernel_refuses_what_it_cannot_read():
     room = finished.finish(k, v, step(70).real, [7, 7])
     broken = {
         "offsets: expected those of all keys": lambda: room.offsets.fill_(1),
-        "order: expected rows of k": lambda: room.order.fill_(70),
+        "order: expected places in a chunk": lambda: room.order.fill_(8),
     }
     for message, damage in broken.items():
         before = [x.clone() for x in room]
@@ -250,7 +289,7 @@ def test_the_kernel_refuses_what_it_cannot_read():
     finished.chunks = [99, 99]
     with pytest.raises(ValueError, match="rank: expected at most 69, got 70"):
         decode(finished, q[:, :, -1:], k, v, at, 0.3)
-    places = (room.bytes[:, :, :1], room.scales[..., :16], room.order[..., :16])
+    places = (room.codes[:, :, :1], room.tops[..., :16], room.order[..., :16])
     finished.room = room._replace(**dict(zip(Room._fields, (x.contiguous() for x in places), strict=False)))
     with pytest.raises(ValueError, match="rank: expected finished chunks before the previous one"):
         decode(finished, q[:, :, -1:], k, v, step(70), 0.3)
@@ -271,19 +310,20 @@ def test_both_backends_keep_the_same(dtype: torch.dtype, monkeypatch: pytest.Mon
 def test_finish_refuses_what_it_cannot_write():
     _, k, v = tokens(32)
     room = Room.of(k, v, 2, 16, 1)
-    rows, labels = torch.zeros(2, 32, dtype=torch.int32), torch.zeros(2, HEADS, 32, dtype=torch.int64)
-    samples = torch.arange(2)
+    labels, samples = torch.zeros(2, HEADS, 32, dtype=torch.int64), torch.arange(2)
 
     def finish(*numbers: int, labels: Tensor = labels, samples: Tensor = samples, k: Tensor = k) -> None:
-        kernels().finish(k, v, rows, labels, samples, *numbers, 1, *room)
+        kernels().finish(k, v, labels, samples, *numbers, 1, *room.native())
 
     broken = {
-        "clusters: expected at most 2, got 3": lambda: finish(0, 0, 3),
-        "first_cluster: expected at most 1, got 2": lambda: finish(0, 2, 1),
-        "first_place: expected at most 0, got 1": lambda: finish(1, 0, 1),
-        "labels: ": lambda: finish(0, 0, 1, labels=labels + 1),
-        "samples: expected at most 1, got 2": lambda: finish(0, 0, 1, samples=samples + 1),
-        "v: expected shape": lambda: finish(0, 0, 1, k=k[:1]),
+        "clusters: expected at most 2, got 3": lambda: finish(0, 0, 0, 3, 16),
+        "first_cluster: expected at most 1, got 2": lambda: finish(0, 0, 2, 1, 16),
+        "first_place: expected at most 0, got 1": lambda: finish(1, 0, 0, 1, 16),
+        "first_rank: expected at least 0, got -1": lambda: finish(0, -1, 0, 1, 16),
+        "chunk: expected at most 256, got 257": lambda: finish(0, 0, 0, 1, 257),
+        "labels: ": lambda: finish(0, 0, 0, 1, 16, labels=labels + 1),
+        "samples: expected at most 1, got 2": lambda: finish(0, 0, 0, 1, 16, samples=samples + 1),
+        "v: expected shape": lambda: finish(0, 0, 0, 1, 16, k=k[:1]),
     }
     for message, run in broken.items():
         with pytest.raises(ValueError, match=message):

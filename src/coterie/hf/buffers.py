@@ -11,11 +11,15 @@ from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
 from coterie.checks import expect
+from coterie.compiled import kernels, why_not
+from coterie.planning.orders import ceil_div
 
 if TYPE_CHECKING:
     from coterie.mechanisms.near_far.finished import Finished
 
 _LEAST = 64  # tokens that a buffer has room for
+_LARGE = 2**21  # bytes of a large page
+_NATIVE = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class Buffer:
@@ -38,7 +42,7 @@ class Buffer:
         mine = room is not None and _begins(room, kept, new)
         if room is None or not mine or room.shape[2] < total:
             size = max(2 * total, _LEAST) if limit is None else limit
-            room = new.new_empty(*new.shape[:2], size, new.shape[3])
+            room = _fresh(new, size, total)
             room[:, :, :length] = kept
             self.room = room
         room[:, :, length:total] = new
@@ -49,6 +53,22 @@ class Buffer:
         moved = (index != torch.arange(len(index), device=index.device)).nonzero()[:, 0]
         kept[moved] = kept[index[moved]]
         return kept
+
+
+def _fresh(like: Tensor, size: int, used: int) -> Tensor:
+    """Room for so many tokens or a few more, where large pages fit. They are asked for below the tokens that are about
+    to be written, and not behind them, where they would take memory for nobody."""
+    batch, heads, _, dim = like.shape
+    row = dim * like.element_size()
+    plain = like.device.type != "cpu" or like.dtype not in _NATIVE or bool(why_not())
+    if plain or used * row < _LARGE or _LARGE % row:
+        return like.new_empty(batch, heads, size, dim)
+    size = ceil_div(size * row, _LARGE) * _LARGE // row  # so that each head begins with a page
+    flat = like.new_empty(batch * heads * size * dim + _LARGE // like.element_size())
+    skipped = -flat.data_ptr() % _LARGE // like.element_size()
+    room = flat[skipped : skipped + batch * heads * size * dim].view(batch, heads, size, dim)
+    kernels().prefer_large_pages(room.detach(), used)
+    return room
 
 
 def _begins(room: Tensor, kept: Tensor, new: Tensor) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -95,11 +96,17 @@ def _note(mask: Tensor | None, rules: Rules, queries: int) -> None:
     _pass.asking, _pass.step, _pass.visible = rules.real_queries(queries), None, None
 
 
+@cache
+def _name(mechanism: Mechanism) -> str:
+    """What messages call it; to write it takes as long as a small layer."""
+    return f"decode={mechanism}"
+
+
 def answer(call: Asked, mechanism: Mechanism, mask: Tensor | None, bias: Tensor | None) -> Tensor:
     """(B, H, Nq, Dv): what new tokens get, by near–far attention over their cache."""
     least, options = (mechanism.length, mechanism.inner) if isinstance(mechanism, AtLeast) else (0, mechanism)
     assert isinstance(options, NearFar)
-    name = f"decode={mechanism}"
+    name = _name(mechanism)
     layer = holder(call.k)
     if layer is None:
         raise ValueError(

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from coterie.compiled import kernels, last_contiguous, why_not
 from coterie.mechanisms.near_far.finished import Finished, Room
-from coterie.planning.bytes import Bytes
 
-if TYPE_CHECKING:
-    pass
+SHORTLIST = 2  # times as many keys as are wanted are looked at themselves
+_BYTE = 127  # a query in bytes is so many at most
 
 
 class Step(NamedTuple):
@@ -43,9 +42,10 @@ def decode(
 
         out = [Σ_{j exact} e^{s_j} v_j + Σ_g n_g e^{scale·q·k̄_g} v̄_g] / [the same sums without v]
 
-    What a query meets depends on its place alone, and not on the calls that the tokens came in. It likes keys by
-    products of bytes. Of more than `reach` finished keys (6,144, or 24·near) it looks at those clusters whose mean one
-    of the query heads that share the key head likes best, until they hold so many.
+    What a query meets depends on its place alone, and not on the calls that the tokens came in. Of twice as many keys
+    that it likes best by their codes, the product with the mean of their cluster and that of its bytes with a residual
+    of 4 bits, it takes those with the best scores. Of more than `reach` finished keys (6,144, or 24·near) it looks at
+    those clusters whose mean one of the query heads that share the key head likes best, until they hold so many.
 
     Args:
         finished: the clusters of this cache; those that are missing are made.
@@ -71,7 +71,7 @@ def decode(
         last_contiguous(v),
         step.real,
         step.rank,
-        *room,
+        *room.native(),
         options.chunk,
         finished.per,
         options.sinks,
@@ -100,7 +100,7 @@ def _reference(
                 continue
             begin = 0 if rank + 1 < least else max(0, rank // options.chunk - 1) * options.chunk
             query = q[b, :, i].to(wide).unflatten(0, (-1, share))
-            near, left = _pick(finished, room, b, query * scale, begin, reach)
+            near, left = _pick(finished, room, b, query, k[b].to(wide), step.real[b], scale, begin, reach)
             picks[b, :, i, : near.shape[-1]] = near.flatten(0, 1)
             met = torch.cat([step.real[b, : min(options.sinks, begin)], step.real[b, begin : rank + 1]]).long()
             keys, values = (x[b].to(wide) for x in (k, v))
@@ -114,40 +114,66 @@ def _reference(
                 [
                     query @ keys[:, met].mT * scale,
                     (query[:, :, None] @ near_keys.mT).squeeze(2) * scale,
-                    query @ room.mean_keys[b, :, :clusters].mT * scale + left.to(wide).log(),
+                    query @ room.means_of_keys(b, clusters, k.shape[3]).to(wide).mT * scale + left.to(wide).log(),
                 ],
                 -1,
             )
             exact, picked, far = scores.softmax(-1).split([len(met), chosen.shape[-1], clusters], -1)
             answer = exact @ values[:, met] + (picked[:, :, None] @ near_values).squeeze(2)
-            out[b, :, i] = (answer + far @ room.mean_values[b, :, :clusters]).flatten(0, 1)
+            out[b, :, i] = (answer + far @ room.means_of_values(b, clusters, v.shape[3]).to(wide)).flatten(0, 1)
     return out.to(v.dtype), picks
 
 
-def _pick(finished: Finished, room: Room, b: int, query: Tensor, begin: int, reach: int) -> tuple[Tensor, Tensor]:
+def _pick(
+    finished: Finished,
+    room: Room,
+    b: int,
+    query: Tensor,
+    keys: Tensor,
+    real: Tensor,
+    scale: float,
+    begin: int,
+    reach: int,
+) -> tuple[Tensor, Tensor]:
     """The near keys (Hk, share, ≤ near) of queries (Hk, share, D), and how many keys each cluster has left."""
     options = finished.options
     far = max(0, begin - options.sinks)
     clusters = begin // options.chunk * finished.per if far else 0
-    lead = query.shape[:2]
+    lead, dim = query.shape[:2], query.shape[-1]
     sizes = room.offsets[b, :, : clusters + 1].diff().long()
-    if far == 0:
+    if far == 0 or options.near == 0:
         return query.new_zeros(*lead, 0, dtype=torch.int32), sizes[:, None].expand(*lead, -1)
-    order = room.order[b, :, :far]
     cluster = torch.arange(clusters, device=query.device).expand_as(sizes)
     cluster = torch.stack([each.repeat_interleave(n) for each, n in zip(cluster, sizes, strict=True)])  # of each place
-    query = torch.where(query.isfinite(), query, 0)
-    scores = Bytes.of_queries(query).products(room.whole(b, far, query.shape[-1]))
+    order = room.order[b, :, :far] + cluster // finished.per * options.chunk  # ranks of keys
+    likes = query @ room.means_of_keys(b, clusters, dim).to(query.dtype).mT * scale
+    likes = torch.where(likes.isfinite(), likes, 0)
+    scores = _coded(room, b, far, torch.where(query.isfinite(), query, 0) * scale)
+    scores = scores + likes.gather(-1, cluster[:, None].expand_as(scores))
+    scores = scores.clamp(*(sign * torch.finfo(torch.float32).max for sign in (-1, 1)))
     if far > reach:
-        searched = _searched(query @ room.mean_keys[b, :, :clusters].to(query.dtype).mT, sizes, reach)
+        searched = _searched(likes, sizes, reach)
         scores = scores.masked_fill(~searched.gather(-1, cluster)[:, None], float("-inf"))
-    by_position = order.argsort(-1)[:, None].expand_as(scores)
-    best = scores.gather(-1, by_position).sort(dim=-1, descending=True, stable=True).indices[..., : options.near]
-    places = by_position.gather(-1, best)
-    near = order[:, None].expand_as(scores).gather(-1, places)
+    by_rank = order.argsort(-1)[:, None].expand_as(scores)
+    exact = query @ keys[:, real[options.sinks : begin].long()].mT * scale
+    best = (
+        scores.gather(-1, by_rank).sort(dim=-1, descending=True, stable=True).indices[..., : SHORTLIST * options.near]
+    )
+    shortlist = torch.full_like(exact, float("-inf")).scatter(-1, best, exact.gather(-1, best))
+    best = shortlist.nan_to_num(torch.inf, torch.inf, -torch.inf).sort(dim=-1, descending=True, stable=True).indices
+    places = by_rank.gather(-1, best[..., : options.near])
+    near = real[order.long()][:, None].expand_as(scores).gather(-1, places)
     taken = cluster[:, None].expand_as(scores).gather(-1, places)
     left = sizes[:, None].expand(*lead, -1).clone()
     return near, left.scatter_add_(-1, taken, -torch.ones_like(taken))
+
+
+def _coded(room: Room, b: int, far: int, query: Tensor) -> Tensor:
+    """The products of queries in bytes with the residuals of keys, (Hk, share, far)."""
+    top = query.to(torch.float32).abs().amax(-1, keepdim=True)
+    whole = (query.to(torch.float32) / torch.where(top > 0, top, 1) * _BYTE).round().to(torch.float64)
+    residuals, tops = room.residuals(b, far, query.shape[-1])
+    return (whole @ residuals.mT * (top.clamp(1e-30, 1e28) / (15 * _BYTE)) * tops[:, None]).to(query.dtype)
 
 
 def _searched(likes: Tensor, sizes: Tensor, reach: int) -> Tensor:

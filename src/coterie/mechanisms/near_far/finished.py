@@ -1,4 +1,8 @@
-"""Finished: the clusters of a cache's finished chunks, which near–far decoding meets through their means."""
+"""Finished: the clusters of a cache's finished chunks, which near–far decoding meets through their means.
+
+A mean is kept in 16 bits, and a key as its residual to the mean key of its cluster in 4, by which near keys are looked
+for.
+"""
 
 from __future__ import annotations
 
@@ -13,44 +17,50 @@ from coterie.mechanisms.near_far.counts import Count, Fixed, Rate
 from coterie.mechanisms.near_far.levels import PER_MEAN, SAMPLE
 from coterie.planning import native as native_steps
 from coterie.planning import reference as reference_steps
-from coterie.planning.bytes import Bytes
 from coterie.planning.kmeans import Draws
 from coterie.planning.orders import Parts, ceil_div
 
 if TYPE_CHECKING:
     from coterie.mechanisms.near_far import NearFar
 
-PANEL = 16  # keys whose bytes lie side by side
-_QUAD = 4  # bytes of a key that do
-_LIFT = 128  # bytes have no sign
-_PIECE = 4096  # keys that are clustered at a time, as each takes some memory
+PANEL = 16  # keys whose codes lie side by side
+_QUAD, _CODED = 4, 8  # bytes of a key that do, and the numbers that they hold
+_SHORT = 32767  # means are whole numbers of 16 bits
+_LEAST, _MOST = 1e-30, 1e28  # of what codes are multiplied with
+_NARROW = 256  # keys of a chunk whose places fit into a byte
+_PIECE = 1024  # keys that are clustered at a time, as each takes some memory
 
 
 class Room(NamedTuple):
     """What is known of finished chunks, with room for more. Keys are counted in places: cluster by cluster."""
 
-    bytes: Tensor  # (B, Hk, places / 16, ⌈D / 16⌉ · 4, 16, 4) uint8
-    scales: Tensor  # (B, Hk, places) float32
-    order: Tensor  # (B, Hk, places) int32: where the key is in the cache
+    codes: Tensor  # (B, Hk, places / 16, ⌈D / 16⌉ · 2, 16, 4) uint8: residuals to the mean key, in 4 bits
+    tops: Tensor  # (B, Hk, places) bfloat16: the largest number of a residual, or a little more
+    order: Tensor  # (B, Hk, places) uint8, int32 if chunks are long: where in its chunk the key is
     offsets: Tensor  # (B, Hk, clusters + 1) int32: the places of a cluster
-    mean_keys: Tensor  # (B, Hk, clusters, D) float32, float64 if the keys are
-    mean_values: Tensor  # (B, Hk, clusters, Dv)
+    mean_keys: Tensor  # (B, Hk, clusters, ⌈D / 16⌉ · 16) int16
+    mean_values: Tensor  # (B, Hk, clusters, ⌈Dv / 16⌉ · 16) int16
+    key_steps: Tensor  # (B, Hk, clusters) float32: what mean keys are to be multiplied with
+    value_steps: Tensor  # (B, Hk, clusters)
 
     @staticmethod
     def of(k: Tensor, v: Tensor, chunks: int, chunk: int, per: int) -> Room:
         """Room for so many chunks. What nobody has written to takes no memory, as in `Buffer`, so it is not filled."""
         lead = k.shape[:2]
-        places, clusters = ceil_div(chunks * chunk, PANEL) * PANEL, chunks * per
-        wide = torch.promote_types(k.dtype, torch.float32)
-        quads = ceil_div(k.shape[3], PANEL) * PANEL // _QUAD
+        places, clusters = _padded(chunks * chunk), chunks * per
+        quads = _padded(k.shape[3]) // _CODED
         return Room(
             k.new_empty(*lead, places // PANEL, quads, PANEL, _QUAD, dtype=torch.uint8),
-            k.new_empty(*lead, places, dtype=torch.float32),
-            k.new_empty(*lead, places, dtype=torch.int32),
+            k.new_empty(*lead, places, dtype=torch.bfloat16),
+            k.new_empty(*lead, places, dtype=torch.uint8 if chunk <= _NARROW else torch.int32),
             k.new_zeros(*lead, clusters + 1, dtype=torch.int32),  # the first cluster begins at 0
-            k.new_empty(*lead, clusters, k.shape[3], dtype=wide),
-            k.new_empty(*lead, clusters, v.shape[3], dtype=wide),
+            *(k.new_empty(*lead, clusters, _padded(x.shape[3]), dtype=torch.int16) for x in (k, v)),
+            *(k.new_empty(*lead, clusters, dtype=torch.float32) for _ in (k, v)),
         )
+
+    def native(self) -> tuple[Tensor, ...]:
+        """As the kernels take it, who know nothing of bfloat16."""
+        return tuple(self._replace(tops=self.tops.view(torch.uint16)))
 
     def hold(self, other: Room) -> None:
         """Begin with what another one holds."""
@@ -64,38 +74,84 @@ class Room(NamedTuple):
         sizes = torch.zeros(*labels.shape[:2], clusters, dtype=torch.int64, device=labels.device)
         sizes.scatter_add_(-1, labels, torch.ones_like(labels))
         place = kept.first_place + torch.arange(labels.shape[-1], device=labels.device)
-        rows = kept.rows[:, None].expand_as(order).gather(-1, order)
-        self.order[samples[:, None], :, place] = rows.transpose(1, 2)
+        self.order[samples[:, None], :, place] = kept.places[order].transpose(1, 2).to(self.order.dtype)
         first, stop = kept.first_cluster, kept.first_cluster + clusters
         self.offsets[samples, :, first + 1 : stop + 1] = (kept.first_place + sizes.cumsum(-1)).to(torch.int32)
-        for means, x in ((self.mean_keys, kept.keys), (self.mean_values, kept.values)):
+        for means, steps, x in (
+            (self.mean_keys, self.key_steps, kept.keys),
+            (self.mean_values, self.value_steps, kept.values),
+        ):
             sums = torch.zeros(*labels.shape[:2], clusters, x.shape[-1], dtype=torch.float64, device=x.device)
             sums.scatter_add_(2, labels[..., None].expand_as(x), x.to(torch.float64))
-            means[samples, :, first:stop] = (sums / sizes.clamp(min=1)[..., None]).to(means.dtype)
-        found = Bytes.of_keys(torch.where(kept.keys.isfinite(), kept.keys, 0))
-        whole = found.whole.gather(2, order[..., None].expand_as(kept.keys))
-        whole = torch.nn.functional.pad(whole, (0, self.bytes.shape[3] * _QUAD - whole.shape[-1])) + _LIFT
-        quads = whole.to(torch.uint8).unflatten(-1, (-1, _QUAD)).transpose(1, 2)
-        self.bytes[samples[:, None], :, place // PANEL, :, place % PANEL] = quads
-        self.scales[samples[:, None], :, place] = found.scale.gather(-1, order).transpose(1, 2)
+            whole, step = _whole(sums / sizes.clamp(min=1)[..., None])
+            means[samples, :, first:stop], steps[samples, :, first:stop] = _wide(whole, 0).to(torch.int16), step
+        means = kept.means(self)
+        keys = torch.where(kept.keys.isfinite(), kept.keys, 0).to(torch.float64)
+        rest = torch.where(kept.keys.isfinite(), (keys - means).to(torch.float32), 0).gather(
+            2, order[..., None].expand_as(keys)
+        )
+        tops = _above(rest.abs().amax(-1).clamp(_LEAST, _MOST))
+        halves = ((rest / tops.to(torch.float32)[..., None]).to(torch.float64) * 7.5 - 0.5).round().clamp(-8, 7) + 8
+        halves = _wide(halves, 8).to(torch.uint8).unflatten(-1, (-1, 2, _QUAD))
+        quads = halves[..., 0, :] | halves[..., 1, :] << 4
+        self.codes[samples[:, None], :, place // PANEL, :, place % PANEL] = quads.transpose(1, 2)
+        self.tops[samples[:, None], :, place] = tops.transpose(1, 2)
 
-    def whole(self, b: int, places: int, dim: int) -> Bytes:
-        """The keys of a sample as whole numbers, (Hk, places, D)."""
-        rows = self.bytes[b].transpose(2, 3).flatten(3).flatten(1, 2)[:, :places, :dim]
-        return Bytes(rows.to(torch.float64) - _LIFT, self.scales[b, :, :places])
+    def means_of_keys(self, b: int, clusters: int, dim: int) -> Tensor:
+        """The mean keys of a sample, (Hk, clusters, D) float64."""
+        return self.mean_keys[b, :, :clusters, :dim].to(torch.float64) * self.key_steps[b, :, :clusters, None]
+
+    def means_of_values(self, b: int, clusters: int, dim: int) -> Tensor:
+        """The mean values of a sample, (Hk, clusters, Dv) float64."""
+        return self.mean_values[b, :, :clusters, :dim].to(torch.float64) * self.value_steps[b, :, :clusters, None]
+
+    def residuals(self, b: int, places: int, dim: int) -> tuple[Tensor, Tensor]:
+        """Residuals of a sample in whole numbers, −15, −13, … 15, (Hk, places, D) float64; and what 15 stands for."""
+        quads = self.codes[b].transpose(2, 3).flatten(1, 2)  # (Hk, places, quads, 4)
+        halves = torch.stack([quads & 15, quads >> 4], -2).flatten(2)[:, :places, :dim]
+        return 2 * halves.to(torch.float64) - 15, self.tops[b, :, :places].to(torch.float32)
+
+
+def _padded(size: int) -> int:
+    return ceil_div(size, PANEL) * PANEL
+
+
+def _wide(x: Tensor, filling: int) -> Tensor:
+    return torch.nn.functional.pad(x, (0, _padded(x.shape[-1]) - x.shape[-1]), value=filling)
+
+
+def _whole(means: Tensor) -> tuple[Tensor, Tensor]:
+    """Means as whole numbers of 16 bits, and what each is to be multiplied with: NaN if one is not finite."""
+    finite = (means.abs() <= torch.finfo(torch.float32).max).all(-1)
+    step = means.abs().amax(-1).to(torch.float32).clamp(min=_LEAST) / _SHORT
+    whole = torch.where(finite[..., None], (means / step.to(torch.float64)[..., None]).round(), 0)
+    return whole, torch.where(finite, step, torch.nan)
+
+
+def _above(x: Tensor) -> Tensor:
+    """The least numbers of bfloat16 that are not below x > 0."""
+    return ((x.contiguous().view(torch.int32) + 0xFFFF) >> 16).to(torch.int16).view(torch.bfloat16)
 
 
 class Kept(NamedTuple):
     """Some chunks of some samples, in clusters."""
 
     samples: Tensor  # (b,) int64
-    rows: Tensor  # (b, n) int32: where their keys are in the cache
+    places: Tensor  # (n,) int64: where in its chunk each key is
     keys: Tensor  # (b, Hk, n, D)
     values: Tensor
     labels: Tensor  # (b, Hk, n) int64, below `clusters`
     first_place: int
     first_cluster: int
     clusters: int
+
+    def means(self, room: Room) -> Tensor:
+        """The mean of each key's cluster as it is kept, (b, Hk, n, D) float64; 0 for one that is not finite."""
+        stop = self.first_cluster + self.clusters
+        steps = room.key_steps[self.samples, :, self.first_cluster : stop]
+        whole = room.mean_keys[self.samples, :, self.first_cluster : stop, : self.keys.shape[-1]]
+        means = whole.to(torch.float64) * torch.where(steps.isfinite(), steps, 0)[..., None]
+        return means.gather(2, self.labels[..., None].expand_as(self.keys))
 
 
 class Finished:
@@ -121,10 +177,12 @@ class Finished:
             k, v: (B, Hk, N, D) all that is cached.
             real: (B, N) int32, the positions of real keys in order.
         """
+        if self.room is not None and self.chunks == wanted:  # as for most tokens
+            return self.room
         if len(self.chunks) != k.shape[0]:
             self.chunks, self.room = [0] * k.shape[0], None
         most, chunk = max(wanted, default=0), self.options.chunk
-        if self.room is None or self.room.mean_keys.shape[2] < most * self.per:
+        if self.room is None or self.room.key_steps.shape[2] < most * self.per:
             larger = Room.of(k, v, 2 * most, chunk, self.per)
             if self.room is not None:
                 larger.hold(self.room)
@@ -163,13 +221,13 @@ class Finished:
         native = k.device.type == "cpu" and k.dtype != torch.float64 and not why_not()
         labels = self._labels(keys, edges - first, native_steps.kmeans if native else reference_steps.kmeans)
         labels = labels + ((torch.arange(first, first + count, device=k.device) // chunk - begin) * per)
-        kept = Kept(samples, rows, keys, values, labels, first - sinks, begin * per, (stop - begin) * per)
+        places = torch.arange(first, first + count, device=k.device) % chunk
+        kept = Kept(samples, places, keys, values, labels, first - sinks, begin * per, (stop - begin) * per)
         assert self.room is not None
         if native:
             kernels().finish(
-                *(last_contiguous(keys), last_contiguous(values), rows.contiguous(), labels, samples),
-                *(kept.first_place, kept.first_cluster, kept.clusters, torch.get_num_threads()),
-                *self.room,
+                *(last_contiguous(keys), last_contiguous(values), labels, samples, kept.first_place, first),
+                *(kept.first_cluster, kept.clusters, chunk, torch.get_num_threads(), *self.room.native()),
             )
         else:
             self.room.keep(kept)
