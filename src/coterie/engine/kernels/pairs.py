@@ -42,17 +42,18 @@ def scatter(data, at, used, values, DIM: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def products(
-    a, a_rows, a_at, a_used, b, b_rows, b_at, b_used, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr
-):
+    a, a_rows, a_at, a_used, b, b_rows, b_at, b_used, width,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """a·bᵀ of gathered rows. In full float32 without a and b: columns are read again, some at a time.
 
-    There are no tensor cores for these, and all columns that are multiplied at a time are held in registers. Padded
-    ones are multiplied, too: a loop of few steps would be unrolled, and all of them held at once.
+    There are no tensor cores for these, and all columns that are multiplied at a time are held in registers. `width` is
+    WIDTH, unknown to the compiler: a loop of so few steps would be unrolled, and all columns held at once.
     """
     if (a.dtype != tl.float32) | (PRECISION != "ieee") | (BLOCK <= 32):
         return tl.dot(a, tl.trans(b), input_precision=PRECISION)
     total = tl.zeros([a.shape[0], b.shape[0]], dtype=tl.float32)
-    for first in range(0, BLOCK, 16):
+    for first in range(0, width, 16):
         column = first + tl.arange(0, 16)
         a_there, b_there = a_used[:, None], b_used[:, None]
         if WIDTH < BLOCK:

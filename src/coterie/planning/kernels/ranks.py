@@ -1,7 +1,7 @@
 """Scores as numbers that can be cut into digits: how the largest of them are found without sorting.
 
-A threshold is made digit by digit, four bits at a time. `reached` counts how many scores reach each of the 16 edges that
-the next digit may bring; the largest digit that is still reached by as many as are wanted is the right one.
+A threshold is made digit by digit, four bits at a time. `reached` counts how many scores reach each of the 16 edges
+that the next digit may bring; the largest digit that is still reached by as many as are wanted is the right one.
 """
 
 from __future__ import annotations
