@@ -50,7 +50,7 @@ GPUS = {
 }
 
 
-_LARGE = {"round_forward", "round_queries", "round_keys", "nearest", "cluster_parts", "largest"}
+_LARGE = {"round_forward", "round_queries", "round_keys", "nearest", "cluster_parts", "largest", "best_keys"}
 
 
 class Compiled(NamedTuple):

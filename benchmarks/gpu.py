@@ -68,8 +68,8 @@ class Line(NamedTuple):
 
     @property
     def uses_tensor_cores(self) -> bool:
-        """Whether it should: numbers of 16 bits, or those that may be rounded, in kernels of attention."""
-        return self.dtype != "float32" and self.call not in PLANNING
+        """Whether it should: numbers of 16 bits, or those that may be rounded, in kernels of attention; and bytes."""
+        return self.kernel == "best_keys" or (self.dtype != "float32" and self.call not in PLANNING)
 
 
 class Task(NamedTuple):

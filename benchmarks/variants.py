@@ -17,8 +17,9 @@ from benchmarks.measure import peaked_tensors
 from coterie import Mechanism
 from coterie.call import Call
 from coterie.engine.flat import Inputs
-from coterie.planning.largest import largest_chosen, largest_seen
-from coterie.planning.lloyd import Listed, kmeans
+from coterie.planning.best_keys import best_keys_op
+from coterie.planning.largest import largest_seen
+from coterie.planning.lloyd import Listed, kmeans, padded
 
 GROUPS = (16, 32, 64)  # queries of a group
 _LENGTH = 256  # of the calls that are compiled: shapes choose the tiles, and groups are as large as in long ones
@@ -71,8 +72,8 @@ VARIANTS: dict[str, Variant] = {
 }
 
 
-KMEANS, TOP_KEYS = "k-means", "top keys"
-PLANNING = (KMEANS, TOP_KEYS)
+KMEANS, TOP_KEYS, NEAR_KEYS = "k-means", "top keys", "near keys"
+PLANNING = (KMEANS, TOP_KEYS, NEAR_KEYS)
 CALLS = (*VARIANTS, *PLANNING)
 
 
@@ -81,7 +82,9 @@ def launch(call: str, size: int, dim: int, dtype: torch.dtype) -> None:
     if call == KMEANS:
         _cluster(size, dim)
     elif call == TOP_KEYS:
-        _pick(size)
+        _pick()
+    elif call == NEAR_KEYS:
+        _search(dim)
     else:
         _attend(VARIANTS[call], size, dim, dtype)
 
@@ -97,12 +100,17 @@ def _cluster(size: int, dim: int) -> None:
         kmeans(listed, listed, centroids, torch.full((1, parts), size), 1)
 
 
-def _pick(size: int) -> None:
-    """The largest scores: of all keys, and of those in the clusters that a group has chosen; for any head dim."""
-    scores = torch.zeros(1, 2, 4, size, _LENGTH)
-    largest_seen(scores[:, :, 0].double(), torch.ones(1, 1, _LENGTH, dtype=torch.bool), 32)
-    places, chosen = torch.zeros(1, 2, 4, _LENGTH, dtype=torch.int32), torch.ones(1, 2, 4, size, 40, dtype=torch.bool)
-    largest_chosen(scores, torch.ones(1, 2, _LENGTH), places, chosen, 32)
+def _pick() -> None:
+    """The largest scores of all keys; for any head dim."""
+    largest_seen(torch.zeros(1, 2, 4, _LENGTH).double(), torch.ones(1, 1, _LENGTH, dtype=torch.bool), 32)
+
+
+def _search(dim: int) -> None:
+    """The best keys in the clusters that groups have chosen."""
+    rows = torch.zeros(1, 2, 4, 16, max(32, padded(dim)), dtype=torch.int8)
+    keys, scale = rows.new_zeros(1, 2, _LENGTH, rows.shape[-1]), torch.ones(1, 2, _LENGTH)
+    order, sizes = torch.zeros(1, 2, _LENGTH, dtype=torch.int32), torch.zeros(1, 2, 4, 40, dtype=torch.int32)
+    best_keys_op(rows, keys, scale, order, sizes, sizes, torch.ones(1, 2, 4, 16, 40, dtype=torch.bool), 32)
 
 
 def _attend(variant: Variant, size: int, dim: int, dtype: torch.dtype) -> None:

@@ -9,12 +9,14 @@ import pytest
 import torch
 
 import coterie
+from tests import interpreter
 
 # Kernels for GPUs run in Triton's interpreter, which must be known before the first is imported. On a machine with a
 # GPU, `TRITON_INTERPRET=0 pytest -m gpu` runs them there.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 os.environ.setdefault("COTERIE_GRAIN", "1")  # small calls on several threads, too
 torch.set_num_threads(1 if os.environ.get("PYTEST_XDIST_WORKER") else 2)
+interpreter.speed_up()
 hypothesis.settings.register_profile("coterie", deadline=None, derandomize=True, max_examples=40)
 hypothesis.settings.load_profile("coterie")
 

@@ -19,8 +19,7 @@ from torch import Tensor
 import coterie
 import coterie.engine.triton  # which declares ops
 import coterie.hf
-import coterie.planning.largest  # which does, too
-import coterie.planning.lloyd  # and this
+import coterie.planning.triton  # which does, too
 from tests.cases import MECHANISMS, padding, tensors
 
 FILE = Path(__file__).with_name("golden.json")

@@ -13,7 +13,7 @@ import subprocess
 import sys
 
 import pytest
-from benchmarks.variants import VARIANTS
+from benchmarks.variants import PLANNING, VARIANTS
 
 pytest.importorskip("triton")
 HEAVIEST = ["smyrf", "near-far, causal, padding and dropout", "full, a mask of pairs"]
@@ -39,9 +39,9 @@ def compiled(folder, *arguments):
         ("A100", "bfloat16", 96, 16, HEAVIEST),
         ("A100", "float16", 128, 32, ["smyrf"]),
         ("H100", "tf32", 64, 64, ["smyrf"]),
-        ("H100", "float32", 64, 32, ["smyrf", "smyrf, causal"]),
-        ("A100", "float32", 64, 32, ["near-far, causal, padding and dropout"]),
-        ("H100", "float32", 128, 64, ["full, a bias of keys", "near-far, causal"]),
+        ("H100", "float32", 96, 16, ["near-far, causal, padding and dropout"]),
+        ("A100", "float32", 32, 64, ["near-far, causal, padding and dropout", "full, a bias of keys"]),
+        ("H100", "float32", 128, 64, ["full, a bias of keys"]),
     ],
     ids=lambda each: f"{len(each)} calls" if isinstance(each, list) else str(each),
 )
@@ -58,8 +58,8 @@ def test_nothing_spills_and_two_blocks_fit(gpu, dtype, dim, group, calls, tmp_pa
 
 @pytest.mark.parametrize("gpu", ["A100", "H100"])
 def test_planning_does_not_spill(gpu, tmp_path):
-    arguments = ("--dims", "64", "128", "--groups", "16", "32", "--calls", "k-means", "top keys", "--jobs", "1")
-    lines = compiled(tmp_path, "--gpus", gpu, *arguments)
+    arguments = ("--dims", "64", "128", "--groups", "16", "32", "--jobs", "1")
+    lines = compiled(tmp_path, "--gpus", gpu, *arguments, "--calls", *PLANNING)
     assert {(line["dim"], line["group"], line["kernel"]) for line in lines} >= {
         (64, 16, "nearest"),
         (64, 16, "cluster_parts"),
@@ -67,7 +67,10 @@ def test_planning_does_not_spill(gpu, tmp_path):
         (128, 16, "nearest"),
         (128, 16, "cluster_parts"),
         (64, 16, "largest"),
+        (64, 16, "best_keys"),
+        (128, 16, "best_keys"),
     }
     for line in lines:
         assert line["spilled"] == 0, line
         assert line["blocks"] >= 2, line
+        assert line["tensor"] > 0 or line["kernel"] != "best_keys", line

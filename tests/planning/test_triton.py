@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
 
 import coterie
+from coterie import planning
 from coterie.call import Call
 from coterie.engine.flat import Inputs
-from coterie.planning import largest, lloyd, search, triton
+from coterie.planning import best_keys, largest, lloyd, search, triton
 from coterie.planning.orders import Parts, top_indices
+from coterie.planning.steps import NearSearch
 from tests.cases import CAUSAL, MECHANISMS, padding, tensors
+from tests.planning.test_near_keys import Case
 
 pytest.importorskip("triton")
 ONE_EACH = [next(n for n, m in MECHANISMS.items() if type(m) is each) for each in coterie.list_mechanisms().values()]
@@ -28,6 +34,8 @@ CALLS = [(n, False) for n in MECHANISMS] + [
 def _many_rows_in_a_program(monkeypatch):
     """The interpreter takes as long for a program of many rows as for one of few."""
     monkeypatch.setattr(largest, "_ROWS", 64)
+    monkeypatch.setattr(best_keys, "_ROWS", 64)
+    monkeypatch.setattr(best_keys, "_KEYS", 512)
 
 
 def whole_numbers(*shape, seed):
@@ -169,20 +177,10 @@ def test_scores_that_no_number_holds_count_as_the_reference_has_it():
     assert torch.equal(largest.largest_seen(scores, seen, 4), want)
 
 
-def test_keys_count_where_their_place_is_chosen():
-    scores, scale = whole_numbers(2, 2, 3, 4, 37, seed=6), whole_numbers(2, 2, 37, seed=7).abs() + 0.5
-    places = torch.randint(-1, 5, (2, 2, 3, 37))
-    chosen = torch.rand(2, 2, 3, 4, 5) < 0.4
-    wide = places[..., None, :].expand(-1, -1, -1, 4, -1)
-    seen = chosen.gather(-1, wide.clamp(min=0)) & (wide >= 0)
-    want = by_sorting(scores * scale[:, :, None, None], seen, 6)
-    assert torch.equal(largest.largest_chosen(scores, scale, places, chosen, 6), want)
-
-
-@pytest.mark.parametrize(("name", "causal"), [("near-far", False), ("near-far", True), ("topk", False)])
-def test_scores_of_some_rows_at_a_time_give_the_same_plan(name, causal, monkeypatch):
+@pytest.mark.parametrize("causal", [False, True])
+def test_scores_of_some_rows_at_a_time_give_the_same_plan(causal, monkeypatch):
     """However long the input is, no more of them are in memory."""
-    seen, find = [], largest._largest
+    seen, find = [], largest.largest_op
 
     def watched(scores: Tensor, *more: Any) -> tuple[Tensor, Tensor]:
         seen.append(scores.numel())
@@ -190,14 +188,85 @@ def test_scores_of_some_rows_at_a_time_give_the_same_plan(name, causal, monkeypa
 
     monkeypatch.setattr(largest, "largest_op", watched)
     q, k = whole_numbers(1, 2, 61, 5, seed=1), whole_numbers(1, 1, 61, 5, seed=2)
-    (reference, ours), whole = plans(name, q, k, causal, None), max(seen)
-    for module in (triton, search):
-        monkeypatch.setattr(module, "_BUDGET", 700)
+    (reference, ours), whole = plans("topk", q, k, causal, None), max(seen)
+    monkeypatch.setattr(triton, "_BUDGET", 700)
     seen.clear()
-    in_parts = plans(name, q, k, causal, None)[1]
+    in_parts = plans("topk", q, k, causal, None)[1]
     assert max(seen) <= 700 < whole
     assert torch.equal(ours.to_dense(), reference.to_dense())
     assert torch.equal(in_parts.to_dense(), reference.to_dense())
+
+
+# --- the best keys of groups, in the clusters that they choose --------------------------------------------------------
+
+
+def same_picks(case, search):
+    for found, want in zip(case.run(triton, search), case.run(planning.reference, search), strict=True):
+        assert torch.equal(found, want)
+
+
+@pytest.mark.parametrize("tile", [(2, 16), (8, 64), (64, 512)], ids=str)
+@pytest.mark.parametrize("wild", [False, True])
+@pytest.mark.parametrize("whole", [False, True])
+def test_best_keys_are_those_of_the_reference(tile, whole, wild, monkeypatch):
+    """Ragged clusters, some of them empty, and tiles of groups that do not search together."""
+    monkeypatch.setattr(best_keys, "_ROWS", tile[0])
+    monkeypatch.setattr(best_keys, "_KEYS", tile[1])
+    case = Case(tile[0], keys=60, dim=24 if wild else 5, whole=whole, wild=wild)
+    same_picks(case, NearSearch(7, 15, wide=False))
+
+
+@pytest.mark.parametrize(
+    ("keys", "near", "reach"), [(0, 0, 1), (1, 1, 1), (5, 0, 5), (9, 9, 1), (33, 1, 1), (90, 12, 90)]
+)
+def test_best_keys_of_few_and_of_all(keys, near, reach):
+    same_picks(Case(3, keys=keys, key_heads=1), NearSearch(near, max(1, near, reach), wide=True))
+
+
+def test_best_keys_that_all_tie_are_the_first():
+    case = Case(1, keys=70, dim=8).seeing_all(70)
+    case.tokens.raw_k.fill_(1.0)
+    case.tokens.__dict__.pop("k", None)
+    same_picks(case, NearSearch(20, 30, wide=False))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_some_chunks_at_a_time_give_the_same_plan(causal, monkeypatch):
+    q, k = whole_numbers(1, 2, 61, 5, seed=1), whole_numbers(1, 1, 61, 5, seed=2)
+    monkeypatch.setattr(search, "_BUDGET", 700)
+    reference, ours = plans("near-far", q, k, causal, None)
+    assert torch.equal(ours.to_dense(), reference.to_dense())
+
+
+class Largest(TorchDispatchMode):
+    """Remembers the largest tensor that anything made."""
+
+    def __init__(self):
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for x in tree_leaves(out):
+            if isinstance(x, Tensor):
+                strides = zip(x.shape, x.stride(), strict=True)
+                self.numbers = max(self.numbers, math.prod(n for n, stride in strides if stride))
+        return out
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_memory_grows_with_the_length(causal):
+    """With its logarithm, if causal: four times the length, and six levels of means where there were four.
+
+    Shapes follow from shapes, so plans of lengths that nobody computes here say what is in memory.
+    """
+    found = []
+    for length in (1 << 15, 1 << 17):
+        with FakeTensorMode(), Largest() as made:
+            q, k = (torch.empty(1, 2, length, 64) for _ in range(2))
+            coterie.NearFar().plan(q, k, is_causal=causal, backend="triton")
+        found.append(made.numbers)
+    assert found[1] <= (6.1 if causal else 4.1) * found[0]
 
 
 # --- nothing that the host waits for ----------------------------------------------------------------------------------

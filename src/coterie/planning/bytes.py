@@ -32,9 +32,11 @@ class Bytes(NamedTuple):
     def of_keys(x: Tensor) -> Bytes:
         return Bytes(*_whole(x, _KEY))
 
-    def in_chunks(self) -> Bytes:
-        """The same rows for each chunk of queries: an axis more, before the last."""
-        return Bytes(self.whole[:, :, None], self.scale[:, :, None])
+    def at(self, which: Tensor) -> Bytes:
+        """The rows (B, H, N) that each chunk has in a list (B, H, C, V) of its own."""
+        rows = which.flatten(2)
+        whole = self.whole.gather(2, rows[..., None].expand(*rows.shape, self.whole.shape[-1]))
+        return Bytes(whole.unflatten(2, which.shape[2:]), self.scale.gather(2, rows).unflatten(2, which.shape[2:]))
 
     def products(self, keys: Bytes) -> Tensor:
         """With each key, (…, N, Nk) float32, relative to the query's scale."""

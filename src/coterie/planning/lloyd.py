@@ -27,7 +27,7 @@ def _nearest(
     batch, heads, parts, clusters, dim = centroids.shape
     labels = _no_labels(x, order, part, slot, stop, counts, centroids)
     half_norms = (centroids * centroids).sum(-1) / 2
-    _launch(
+    launch(
         nearest,
         (part.shape[-1], batch * heads),
         *_rows(x, order),
@@ -52,7 +52,7 @@ def _member_sums(x: Tensor, order: Tensor, members: Tensor, first: Tensor) -> Te
     sums, count = _no_sums(x, order, members, first), first.shape[-1] - 1
     tensors = (*_rows(x, order), members, first, sums, count, order.shape[-1])
     grid = (ceil_div(count, _SUMS), x.shape[0] * x.shape[1])
-    _launch(member_sums, grid, *tensors, **_width(x.shape[-1]), ROWS=_SUMS)
+    launch(member_sums, grid, *tensors, **_width(x.shape[-1]), ROWS=_SUMS)
     return sums
 
 
@@ -65,14 +65,16 @@ def _rows(x: Tensor, order: Tensor) -> tuple[Any, ...]:
 
 
 def _width(dim: int) -> dict[str, int]:
-    return {"DIM": dim, "BLOCK": _padded(dim)}
+    return {"DIM": dim, "BLOCK": padded(dim)}
 
 
-def _padded(size: int) -> int:
+def padded(size: int) -> int:
+    """The power of two that a row is padded to, at least the 16 that a tensor core multiplies."""
     return max(16, 1 << (size - 1).bit_length())
 
 
-def _launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
+def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
+    """Run a kernel over a grid, if there is anything in it."""
     if 0 not in grid:
         kernel[grid](*args, **constants, enable_fp_fusion=True)
 
@@ -110,7 +112,7 @@ def _cluster_parts(
     batch, heads, parts, clusters, dim = centroids.shape
     labels = torch.zeros(order.shape, dtype=torch.int32, device=x.device)
     found = centroids.clone()
-    _launch(
+    launch(
         cluster_parts,
         (parts, batch * heads),
         *_rows(x, trained),
@@ -118,7 +120,7 @@ def _cluster_parts(
         *(heads, parts, clusters, order.shape[-1], iterations),
         **_width(dim),
         ROWS=_SHORT_ROWS,
-        CENTROIDS=_padded(clusters),
+        CENTROIDS=padded(clusters),
         num_stages=1,
     )
     return labels, found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from coterie.plan import Means
 from coterie.planning.bytes import Bytes
-from coterie.planning.orders import rounded
+from coterie.planning.orders import rounded, top_indices
 from coterie.planning.picking import Shown, pick
 from coterie.planning.steps import NearSearch, Seen
 
@@ -40,11 +41,20 @@ def near_keys(
         first, last = (x[:, :, None].expand(-1, -1, count, -1).gather(-1, which) for x in (start, stop))
         members = torch.where(used[:, None], last - first, 0)
         slot = _slot_of_key(order, first, members, sizes.keys)
-        shown = Shown(which, used[:, None], members, slot, exists[:, :, part], seen.together[:, part], seen.room)
-        found = pick(mine, means, outliers, keys, shown, search)
+        shown = Shown(which, used[:, None], members, exists[:, :, part], seen.together[:, part], seen.room)
+        found = pick(mine, means, outliers, shown, search, partial(_best_keys, mine, keys, slot, search.near))
         picks.append(found[0])
         left.append(found[1])
     return torch.cat(picks, 2).flatten(2), torch.cat(left, 2)
+
+
+def _best_keys(mine: Bytes, keys: Bytes, slot: Tensor, near: int, chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """As `coterie.planning.picking.Best` has it. slot (B, H, C, Nk): the place of a key's cluster, −1 for none."""
+    slot = slot[..., None, :].expand(*chosen.shape[:-1], -1)
+    place = slot.clamp(min=0)
+    scores = mine.products(Bytes(keys.whole[:, :, None], keys.scale[:, :, None]))
+    top = top_indices(scores, chosen.gather(-1, place) & (slot >= 0), near)
+    return top, place.gather(-1, top)
 
 
 def _means_and_outliers(x: Tensor, order: Tensor, start: Tensor, stop: Tensor) -> tuple[Tensor, Tensor]:

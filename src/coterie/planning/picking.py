@@ -12,6 +12,10 @@ from coterie.planning.bytes import Bytes
 from coterie.planning.orders import top_indices
 from coterie.planning.steps import NearSearch
 
+# The keys with the largest products that each group finds where it searches, and the place of each one's cluster, both
+# (B, H, C, G, near) int64. It searches where (B, H, C, G, V) is true. If there are fewer keys, the last mean none.
+Best = Callable[[Tensor], tuple[Tensor, Tensor]]
+
 
 class Shown(NamedTuple):
     """The clusters that groups of some chunks see, V in each chunk at most."""
@@ -19,48 +23,34 @@ class Shown(NamedTuple):
     which: Tensor  # (B, H, C, V) int64
     used: Tensor  # (B, 1, C, V) bool: whether there are so many
     members: Tensor  # (B, H, C, V): how many keys, 0 where not used
-    slot: Tensor  # (B, H, C, Nk): a key's place among the V, −1 for none
     exists: Tensor  # (B, 1 | H, C, G) bool: whether there is such a group
     together: Tensor  # (B, C): groups of a party, which ranks clusters together
     room: int  # for counts of clusters
-
-
-def best_keys(mine: Bytes, keys: Bytes, shown: Shown, chosen: Tensor, near: int) -> Tensor:
-    """The `near` keys of each group (B, H, C, G, near) with the largest products, in the clusters that it has chosen.
-
-    chosen (B, H, C, G, V) are places among the clusters that are shown. Where there are fewer keys, the last mean none.
-    """
-    slot = shown.slot[..., None, :].expand(*chosen.shape[:-1], -1)
-    wanted = chosen.gather(-1, slot.clamp(min=0)) & (slot >= 0)
-    return top_indices(mine.products(keys.in_chunks()), wanted, near)
 
 
 def pick(
     mine: Bytes,
     means: Bytes,
     outliers: Bytes,
-    keys: Bytes,
     shown: Shown,
     search: NearSearch,
-    best: Callable[[Bytes, Bytes, Shown, Tensor, int], Tensor] = best_keys,
+    best: Best,
 ) -> tuple[Tensor, Tensor]:
     """The picked keys of each group (B, H, C · G, near) int32, and what is left of each cluster (B, H, C · G, room)."""
-    width, groups = shown.which.shape[-1], shown.exists.shape[-1]
-    likes = torch.maximum(mine.products(means.in_chunks()), mine.products(outliers.in_chunks()))
-    likes = likes.gather(-1, shown.which[..., None, :].expand(-1, -1, -1, groups, -1))
+    width = shown.which.shape[-1]
+    likes = torch.maximum(*(mine.products(x.at(shown.which)) for x in (means, outliers)))
     each = shown.members[..., None, :].expand_as(likes)
     likes = _best_of_party(likes, mine.scale, each > 0, shown.exists, shown.together)
     ranked = top_indices(likes, each > 0, width)
     sizes = each.gather(-1, ranked)
     before = sizes.cumsum(-1) - sizes
     chosen = torch.zeros_like(each, dtype=torch.bool).scatter(-1, ranked, before < search.reach) & (each > 0)
-    slot = shown.slot[..., None, :].expand(-1, -1, -1, groups, -1)
-    top = best(mine, keys, shown, chosen, search.near)
+    top, place = best(chosen & shown.exists[..., None])
     real = torch.arange(search.near, device=top.device) < each.sum(-1, keepdim=True)
     real = real & shown.exists[..., None]
     counts = torch.where(shown.used, shown.members, 1)[..., None, :].expand_as(each)
     counts = torch.nn.functional.pad(counts, (0, shown.room - width), value=1)
-    counts = counts.scatter_add(-1, slot.gather(-1, top).clamp(min=0), -real.long())
+    counts = counts.scatter_add(-1, place, -real.long())
     counts = torch.where(shown.exists[..., None], counts, 0)
     picks = torch.where(real, top, 0).to(torch.int32).flatten(2, 3)
     return picks, counts.to(torch.int32 if search.wide else torch.int16).flatten(2, 3)

@@ -240,4 +240,4 @@ def near_keys(
 ) -> tuple[Tensor, Tensor]:
     if 0 in (tokens.sizes.keys, clusters.order.numel(), clusters.start.numel()):
         return near_keys_of_few(tokens, queries, clusters, seen, search)
-    return search_near_keys(tokens, _keys(tokens), queries, clusters, seen, search)
+    return search_near_keys(tokens, _single(tokens.raw_k, tokens.key_mask), queries, clusters, seen, search)

@@ -32,6 +32,8 @@ class Call(NamedTuple):
     num_keys: int
     query_rows: int
     key_rows: int
+    dim: int
+    value_dim: int
     offset: Tensor  # (B,)
     causal: int | None
     query_places: Tensor | None  # (B, H, S): positions of mean queries

@@ -95,7 +95,9 @@ def round_queries(
         keys, key_used = key_rows(call, each, b, bh, key_slots, key_slots < stop)
         key_at, value_at = keys.to(tl.int64) * k.row, keys.to(tl.int64) * v.row
         each_key = gather(k_head, key_at, key_used, DIM, BLOCK)
-        scores = products(queries, q_batch, at, used, each_key, k_head, key_at, key_used, DIM, BLOCK, PRECISION)
+        scores = products(
+            queries, q_batch, at, used, each_key, k_head, key_at, key_used, call.dim, DIM, BLOCK, PRECISION
+        )
         scores = scores * (scale * LOG2E)
         scores, meets = settle(
             scores, call, each, others, b, bh, kh, heads % call.heads, rows, used, slots, first, last,
@@ -104,7 +106,7 @@ def round_queries(
         values = gather(v_head, value_at, key_used, VALUE_DIM, VALUE_BLOCK)
         grad_weights = products(
             upstream, grad, place * VALUE_DIM, used, values, v_head, value_at, key_used,
-            VALUE_DIM, VALUE_BLOCK, PRECISION,
+            call.value_dim, VALUE_DIM, VALUE_BLOCK, PRECISION,
         )  # fmt: skip
         _, grad_scores = differentiate(call, scores, meets, heads, rows, keys, grad_weights, row_lse, row_shift)
         found = tl.dot(grad_scores.to(each_key.dtype), each_key, found, input_precision=PRECISION)
@@ -191,7 +193,9 @@ def round_keys(
             at = rows.to(tl.int64) * q.row
             queries = gather(q_head, at, used, DIM, BLOCK)
             first, last = reach(call, each.low, each.high, b, heads, rows, used)
-            scores = products(queries, q_head, at, used, each_key, k_head, key_at, key_used, DIM, BLOCK, PRECISION)
+            scores = products(
+                queries, q_head, at, used, each_key, k_head, key_at, key_used, call.dim, DIM, BLOCK, PRECISION
+            )
             scores = scores * (scale * LOG2E)
             scores, meets = settle(
                 scores, call, each, others, b, bh, kh, heads % call.heads, rows, used, slots, first, last,
@@ -204,7 +208,7 @@ def round_keys(
             poison = tl.load(wild + place, mask=used, other=0.0)
             grad_weights = products(
                 upstream, grad, place * VALUE_DIM, used, values, v_head, value_at, key_used,
-                VALUE_DIM, VALUE_BLOCK, PRECISION,
+                call.value_dim, VALUE_DIM, VALUE_BLOCK, PRECISION,
             )  # fmt: skip
             weights, grad_scores = differentiate(
                 call, scores, meets, heads, rows, keys, grad_weights, row_lse, row_shift

@@ -72,7 +72,9 @@ def round_forward(
         keys, key_used = key_rows(call, each, b, bh, key_slots, key_slots < stop)
         key_at = keys.to(tl.int64) * k.row
         each_key = gather(k_head, key_at, key_used, DIM, BLOCK)
-        scores = products(queries, q_batch, at, used, each_key, k_head, key_at, key_used, DIM, BLOCK, PRECISION)
+        scores = products(
+            queries, q_batch, at, used, each_key, k_head, key_at, key_used, call.dim, DIM, BLOCK, PRECISION
+        )
         scores = scores * (scale * LOG2E)
         scores, meets = settle(
             scores, call, each, others, b, bh, kh, heads % call.heads, rows, used, slots, first, last,

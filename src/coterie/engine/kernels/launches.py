@@ -78,6 +78,8 @@ def _call(given: Inputs) -> Call:
         num_keys=keys,
         query_rows=queries + (given.query_means[1].shape[-1] if given.query_means else 0),
         key_rows=keys + (given.key_means[1].shape[-1] if given.key_means else 0),
+        dim=given.q.shape[-1],
+        value_dim=given.v.shape[-1],
         offset=given.offset.contiguous(),
         causal=1 if given.causal else None,
         query_places=given.query_means[3].contiguous() if len(given.query_means) > 3 else None,

@@ -42,20 +42,25 @@ def scatter(data, at, used, values, DIM: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def products(
-    a, a_rows, a_at, a_used, b, b_rows, b_at, b_used, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr
-):
+    a, a_rows, a_at, a_used, b, b_rows, b_at, b_used, width,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """a·bᵀ of gathered rows. In full float32 without a and b: columns are read again, some at a time.
 
-    There are no tensor cores for these, and all columns that are multiplied at a time are held in registers.
+    There are no tensor cores for these, and all columns that are multiplied at a time are held in registers. `width` is
+    WIDTH, unknown to the compiler: a loop of so few steps would be unrolled, and all columns held at once.
     """
     if (a.dtype != tl.float32) | (PRECISION != "ieee") | (BLOCK <= 32):
         return tl.dot(a, tl.trans(b), input_precision=PRECISION)
     total = tl.zeros([a.shape[0], b.shape[0]], dtype=tl.float32)
-    for first in range(0, WIDTH, 32):
-        column = first + tl.arange(0, 32)
-        inside = (column < WIDTH)[None, :]
-        x = tl.load(a_rows + a_at[:, None] + column[None, :], mask=a_used[:, None] & inside, other=0.0)
-        y = tl.load(b_rows + b_at[:, None] + column[None, :], mask=b_used[:, None] & inside, other=0.0)
+    for first in range(0, width, 16):
+        column = first + tl.arange(0, 16)
+        a_there, b_there = a_used[:, None], b_used[:, None]
+        if WIDTH < BLOCK:
+            inside = (column < WIDTH)[None, :]
+            a_there, b_there = a_there & inside, b_there & inside
+        x = tl.load(a_rows + a_at[:, None] + column[None, :], mask=a_there, other=0.0)
+        y = tl.load(b_rows + b_at[:, None] + column[None, :], mask=b_there, other=0.0)
         total = tl.dot(x, tl.trans(y), total, input_precision=PRECISION)
     return total
 

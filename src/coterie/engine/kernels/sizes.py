@@ -32,10 +32,16 @@ def rows_for(size: int) -> int:
     return 16 if size <= 16 else 32 if size <= 40 else 64
 
 
-def _rows(width: int, size: int, narrow: bool, heavy: bool) -> int:
-    """As many as the group has, and as registers allow."""
+def _narrow_rows(width: int, size: int, heavy: bool) -> int:
+    """In 16 bits: as many as the group has, and as registers allow."""
     wide = width > 64
-    return min(rows_for(size), 16 if wide and (heavy or not narrow) else 32 if heavy or wide or not narrow else 64)
+    return min(rows_for(size), 16 if wide and heavy else 32 if heavy or wide else 64)
+
+
+def _single(width: int, size: int, heavy: bool) -> Size:
+    """In float32: no tensor cores, so that whatever is multiplied at a time is held in registers."""
+    rows = 16 if width > 64 or (heavy and width <= 32) else 32
+    return Size(min(rows_for(size), rows), 32 if width == 64 else 16, 4, 1)
 
 
 def query_tile(width: int, size: int, *, narrow: bool, heavy: bool) -> Size:
@@ -46,9 +52,9 @@ def query_tile(width: int, size: int, *, narrow: bool, heavy: bool) -> Size:
     >>> query_tile(64, 200, narrow=True, heavy=False), query_tile(64, 200, narrow=True, heavy=True)
     (Size(rows=64, keys=32, warps=4, stages=2), Size(rows=32, keys=32, warps=4, stages=2))
     """
-    rows = _rows(width, size, narrow, heavy)
     if not narrow:
-        return Size(rows, 32 if width <= 64 else 16, 4, 1)
+        return _single(width, size, heavy)
+    rows = _narrow_rows(width, size, heavy)
     if width <= 64:
         return Size(rows, 32 if heavy or rows == 64 else 64, 4, 2)
     return Size(rows, 32, 4, 2) if width <= 128 else Size(rows, 32, 8, 1)
@@ -56,9 +62,9 @@ def query_tile(width: int, size: int, *, narrow: bool, heavy: bool) -> Size:
 
 def gradient_tile(width: int, size: int, *, narrow: bool, heavy: bool) -> Size:
     """For the gradient of queries."""
-    rows = _rows(width, size, narrow, heavy)
     if not narrow:
-        return Size(rows, 32 if width <= 64 else 16, 4, 1)
+        return _single(width, size, heavy)
+    rows = _narrow_rows(width, size, heavy)
     if width <= 64:
         return Size(rows, 32, 4, 2)
     return Size(rows, 32, 4, 1) if width <= 128 else Size(rows, 16, 8, 1)
@@ -66,7 +72,7 @@ def gradient_tile(width: int, size: int, *, narrow: bool, heavy: bool) -> Size:
 
 def key_tile(width: int, size: int, *, narrow: bool, heavy: bool) -> Size:
     """For the gradients of keys and values, whose sums stay in registers."""
-    rows = min(_rows(width, size, narrow, heavy), 32)
     if not narrow:
-        return Size(min(rows, 16) if width > 64 else rows, 32 if width <= 64 else 16, 4, 1)
+        return _single(width, size, heavy)
+    rows = min(_narrow_rows(width, size, heavy), 32)
     return Size(rows, 32, 4, 1) if width <= 128 else Size(16, 32, 8, 1)
