@@ -132,7 +132,7 @@ private:
                 if (panel != last) store(products, code_.products(codes + panel * size, tops + panel * kLanes));
                 last = panel;
                 float each[2 * kLanes] = {0};
-                store(each, min(most, max(least, load(products) + like)));
+                store(each, min(max(load(products) + like, least), most));  // NaN becomes the least
                 store(scores_.data() + slot, load(each + first));  // the next ones write over what is behind these
                 slot += count, place += count;
             }

@@ -36,6 +36,7 @@ inline float limit_of(const float* x, int64_t padded_size, int64_t least, int64_
         (reached > most ? at_low : at_high) = reached;
         (reached > most ? below : above) = true;
         if (!(below && above)) {
+            if (limit == (reached > most ? FLT_MAX : -FLT_MAX)) return limit;  // all of these are equal
             float step = doubling * std::min(4.0f, 2 * float(reached) / float(least + most) - 1);
             limit = std::clamp(limit + step, -FLT_MAX, FLT_MAX);  // −inf, which is nobody, must not reach it
             doubling *= 2;
@@ -63,13 +64,15 @@ public:
         }
         int64_t count = padded(some);
         float likely = loose + doubling_ * std::min(4.0f, float(some) / float(wanted) - 1);
+        likely = std::clamp(likely, -FLT_MAX, FLT_MAX);
         if (static_cast<int64_t>(scores_.size()) < count) scores_.resize(count);
         for (int64_t i = 0; i < some; i++) scores_[i] = scores[some_[i]];
         std::fill(scores_.begin() + some, scores_.begin() + count, -INFINITY);
         float limit = limit_of(scores_.data(), count, wanted, wanted, likely, doubling_);
         // Where all are collected, `loose` may be far below them, and says nothing.
         if (some > wanted && some < held)
-            doubling_ = std::max(1e-30f, (limit - loose) * std::min(4.0f, float(wanted) / float(some - wanted)));
+            doubling_ = std::max(
+                1e-30f, std::min(kWidest, limit - loose) * std::min(4.0f, float(wanted) / float(some - wanted)));
         hint_ = limit - 1.25f * doubling_;
         int64_t found = collect(scores_.data(), count, limit, chosen_);
         for (int64_t i = 0; i < found; i++) chosen_[i] = some_[chosen_[i]];
@@ -78,6 +81,7 @@ public:
     }
 
 private:
+    static constexpr float kWidest = 1e37f;  // no sum with it becomes NaN, after which no limit would be right
     static constexpr int64_t kLoose = 8;  // times as many are as quickly looked through as all of them once more
 
     // Write the places of those that reach the limit; returns how many they are.

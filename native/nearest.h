@@ -1,6 +1,7 @@
 // The nearest of some centroids: roughly first, and in float64 where that is too close to call.
 #pragma once
 
+#include <cfloat>
 #include <numeric>
 #include <vector>
 
@@ -214,7 +215,9 @@ public:
             const double* center = centroids_.exact.data() + c * dim_;
             if (c < centroids_.count) exact_half_[c] = dot(center, center, dim_) / 2;
             half_[c] = c < centroids_.count ? static_cast<float>(-exact_half_[c]) : -INFINITY;
-            length_[c] = c < centroids_.count ? 1.001f * static_cast<float>(std::sqrt(2 * exact_half_[c])) : 0;
+            // Never 0: times a bound of inf that would be NaN, which is no bound.
+            length_[c] = FLT_MIN;
+            if (c < centroids_.count) length_[c] += 1.001f * static_cast<float>(std::sqrt(2 * exact_half_[c]));
         }
         if (rough_)
             centroids_.measure();
@@ -294,7 +297,7 @@ private:
     template <class T>
     void list(float* s, float scale, int64_t point, float lost) {
         Vec top = splat(-INFINITY), times = splat(scale);
-        Vec mine = splat(1.001f * lost), size = splat(1.001f * (points_.length_of(point) + lost));
+        Vec mine = splat(1.001f * lost), size = splat(FLT_MIN + 1.001f * (points_.length_of(point) + lost));
         Vec off = fma(mine, splat(static_cast<float>(centroids_.longest)), size * splat(farthest_));
         const float *half = half_, *length = length_, *theirs = lost_;
         const int64_t stride = stride_;

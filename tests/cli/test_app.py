@@ -415,6 +415,13 @@ def test_doctor_says_whose_timing_failed(monkeypatch):
     assert "--measure: timing avx512 failed: no memory" in coterie("doctor", "--measure", fails=1)
 
 
+def test_without_its_extra_the_command_says_how_to_get_it():
+    code = "import sys; sys.modules['typer'] = None; from coterie.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code, "doctor"], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.strip() == "error: the command needs typer: pip install 'coterie[cli]'."
+
+
 def test_doctor_keeps_brackets(monkeypatch):
     monkeypatch.setattr("coterie.cli.doctor.find_spec", lambda name: None)
     assert "pip install 'coterie[hf]'" in coterie("doctor")

@@ -151,6 +151,38 @@ def test_with_everybody_near_it_is_dense(backend: str, chunk: int, sinks: int):
     torch.testing.assert_close(out, want, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("near", [6144, 6145])
+def test_more_may_be_near_than_are_looked_at(backend: str, near: int):
+    q, k, v = tokens(97)
+    out, _ = decode(Finished(coterie.NearFar(near=near, chunk=16), layer=0), q[:, :, -1:], k, v, step(97), 0.3)
+    want = F.scaled_dot_product_attention(q[:, :, -1:], k, v, scale=0.3, enable_gqa=True)
+    torch.testing.assert_close(out, want, rtol=1e-5, atol=1e-5)
+
+
+def test_both_backends_pick_among_the_keys_that_are_searched(monkeypatch: pytest.MonkeyPatch):
+    """Fewer than the shortlist has room for, and hardly more than are wanted."""
+    monkeypatch.setattr(coterie.NearFar, "search", Search(reach=1, least=40))
+    q, k, v = tokens(333)
+    found = []
+    for wanted in ("", "not wanted here"):
+        for module in (finishing, decoding):
+            monkeypatch.setattr(module, "why_not", lambda wanted=wanted: wanted)
+        mechanism = coterie.NearFar(near=40, chunk=16)
+        _, picks = decode(Finished(mechanism, layer=0), q[:, :, -1:], k, v, step(333, 1, (0, 61)), 0.3)
+        found.append(picks.sort(-1).values)
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("size", [1e19, 1e20, 1e30])
+def test_scores_may_overflow(backend: str, size: float):
+    """What overflows is an answer like any other, inf or NaN, and the queries after it have theirs."""
+    q, k, v = tokens(400)
+    finished = Finished(coterie.NearFar(near=8, chunk=16), layer=0)
+    out, picks = decode(finished, q[:, :, -2:] * size, k * size, v, step(400, 2), 0.25)
+    assert out.shape == (2, HEADS * SHARE, 2, DIM + 1)
+    assert bool(((picks >= 0) & (picks < 400)).all())
+
+
 def test_chunks_may_be_long(backend: str):
     """Places in a chunk of more than 256 keys take more than a byte."""
     q, k, v = tokens(1250)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from coterie.planning import native, reference
 from coterie.planning.orders import Parts
 
-KINDS = ("normal", "far off", "close", "twice", "large", "tiny", "wild", "zero")
+KINDS = ("normal", "far off", "close", "twice", "large", "small", "tiny", "wild", "zero")
 
 
 def rows(kind, count, dim, seed):
@@ -23,6 +23,8 @@ def rows(kind, count, dim, seed):
         return x[:, :, torch.arange(count) // 2]
     if kind == "large":
         return x * 1e30
+    if kind == "small":  # products are 0 in float32, and centroids too short for whole numbers
+        return x * 1e-30
     if kind == "tiny":
         return x * 1e-36
     if kind == "wild":
@@ -47,6 +49,7 @@ def rows(kind, count, dim, seed):
 @example("far off", 300, 100, 64, 2, 0, False, 0)
 @example("close", 300, 100, 64, 2, 0, False, 0)
 @example("twice", 300, 100, 20, 2, 2, True, 0)
+@example("small", 111, 64, 16, 3, 0, False, 0)
 def test_labels_and_centroids_are_the_references(kind, count, clusters, dim, iterations, sample, half, seed):
     x = rows(kind, count, dim, seed)
     x = x.to(torch.bfloat16) if half else x

@@ -37,25 +37,23 @@ Measured = dict[str, dict[str, float]]  # instruction set: mechanism: seconds
 
 def doctor(
     measure: Annotated[
-        bool, typer.Option("--measure", help="Also time every instruction set that this CPU has (15 seconds).")
+        bool, typer.Option("--measure", help="Also time every instruction set that this CPU has (about a minute).")
     ] = False,
     as_json: Json = False,
 ) -> None:
     """What is installed, what is missing, and how to get it."""
     missing = {name: f"{what}: {how}" for name, (what, how) in NEEDS.items() if find_spec(name) is None}
     found: dict[str, Any] = {"versions": environment(), "backends": coterie.backends(), "missing": missing}
-    if measure:
-        found["seconds"] = _measure()
     if as_json:
-        print_json(found)
+        print_json(found | ({"seconds": _measure()} if measure else {}))
         return
-    for title in ("versions", "backends", "missing"):
+    for title, part in found.items():
         table = Table(title=title, show_header=False)
-        for key, value in found[title].items():
+        for key, value in part.items():
             table.add_row(key, escape(value))
-        out.print(table if found[title] else f"{title}: nothing")
+        out.print(table if part else f"{title}: nothing")
     if measure:
-        _print(found["seconds"])
+        _print(_measure())
 
 
 def _measure() -> Measured:

@@ -120,6 +120,8 @@ def loading(name: str) -> Iterator[None]:
             words = "its weights are no pickle of tensors alone, and nothing else in it is run"
         else:
             words = next(iter(str(error).splitlines()), type(error).__name__)
+        if not Path(path).exists():
+            words = f"there is no such folder here, and of the hub: {words}"
         raise UserError(f"{name} could not be loaded: {words}") from error
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from coterie.call import Call, Sizes, no_autocast, readable
 from coterie.checks import expect, expect_choice, expect_type
@@ -122,8 +123,10 @@ def execute(call: Call, plan: Plan, *, given: bool = False) -> Attended:
     with no_autocast(call.q.device):
         out, lse = _backend(call.backend).attend(call, plan)
         plan = _without_padding(plan, answered)
-        merged = native.borrow(plan, out, lse) if call.backend == "native" else None
-        out, lse = _borrow(plan, out, lse) if merged is None else merged
+        if call.backend == "native" and native.borrows(plan, out, lse):
+            out, lse = _Borrowed.apply(out, lse, plan)
+        else:
+            out, lse = _borrow(plan, out, lse)
     return Attended(out if out.dtype == call.q.dtype else out.to(call.q.dtype), lse)
 
 
@@ -170,6 +173,24 @@ def check_padding(plan: Plan, key_mask: Tensor | None, query_mask: Tensor | None
         if mask is not None and means is not None:
             made_with = "to be the mask that the plan's means were made with"
             expect(not means.includes(~mask), name, made_with, "one that hides a row of a mean")
+
+
+class _Borrowed(torch.autograd.Function):
+    """`_borrow` in one native call, with its gradient: the same bits whether there is one or not."""
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, lse: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(out, lse)
+        ctx.plan = plan
+        return native.borrow(plan, out, lse)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        with torch.enable_grad():
+            out, lse = (x.detach().requires_grad_() for x in ctx.saved_tensors)
+            merged = _borrow(ctx.plan, out, lse)
+        return (*torch.autograd.grad(merged, (out, lse), grads), None)
 
 
 def _borrow(plan: Plan, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:

@@ -98,15 +98,18 @@ def attend(call: Call, plan: Plan) -> tuple[Tensor, Tensor]:
     return out, lse
 
 
-def borrow(plan: Plan, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Each query's answer merged with that of the row that it borrows from; None if torch must know of it."""
-    differentiable = torch.is_grad_enabled() and (out.requires_grad or lse.requires_grad)
-    if plan.answer is None or differentiable or not unwatched(out, lse):
-        return None
+def borrows(plan: Plan, out: Tensor, lse: Tensor) -> bool:
+    """Whether there are answers to be merged, and nobody watches."""
+    return plan.answer is not None and unwatched(out, lse)
+
+
+def borrow(plan: Plan, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+    """Each query's answer merged with that of the row that it borrows from."""
+    assert plan.answer is not None
     merged = out.new_empty((*out.shape[:2], plan.num_queries, out.shape[3]))
     masses = lse.new_empty(merged.shape[:3])
     rows, mass = _contiguous(plan.answer), _contiguous(plan.mass)
-    kernels().borrow_answers(out, lse, rows, mass, torch.get_num_threads(), merged, masses)
+    kernels().borrow_answers(without_grad(out), without_grad(lse), rows, mass, torch.get_num_threads(), merged, masses)
     return merged, masses
 
 

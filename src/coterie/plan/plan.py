@@ -244,7 +244,7 @@ class Plan:
     mass: Tensor | None = None
 
     @classmethod
-    def unchecked(cls, **settings: Any) -> Plan:
+    def _unchecked(cls, **settings: Any) -> Plan:
         """A plan that is known to be sound: one call of the compiled module has written all of it."""
         plan = object.__new__(cls)
         plan.__dict__.update(settings)  # what is not given has a default, which the class has

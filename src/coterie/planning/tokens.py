@@ -120,7 +120,7 @@ class Tokens:
 
         `sound`: it need not be checked, as the compiled module has written it; see `coterie.planning.whole`.
         """
-        make = Plan.unchecked if sound else Plan
+        make = Plan._unchecked if sound else Plan
         return make(
             num_queries=self.sizes.queries,
             num_keys=self.sizes.keys,

@@ -60,7 +60,7 @@ def decode(
     """
     options = finished.options
     room = finished.finish(k, v, step.real, step.finished(options.chunk))
-    reach = options.search.looked_at(options.near, k.shape[2], causal=True)
+    reach = max(options.near, options.search.looked_at(options.near, k.shape[2], causal=True))
     if q.device.type != "cpu" or k.dtype == torch.float64 or why_not():
         return _reference(finished, room, q, k, v, step, scale, reach, least)
     out = q.new_empty(*q.shape[:3], v.shape[3], dtype=torch.float32)
@@ -159,7 +159,9 @@ def _pick(
     best = (
         scores.gather(-1, by_rank).sort(dim=-1, descending=True, stable=True).indices[..., : SHORTLIST * options.near]
     )
-    shortlist = torch.full_like(exact, float("-inf")).scatter(-1, best, exact.gather(-1, best))
+    searched_too = scores.gather(-1, by_rank.gather(-1, best)) > float("-inf")
+    looked_at = torch.where(searched_too, exact.gather(-1, best), float("-inf"))
+    shortlist = torch.full_like(exact, float("-inf")).scatter(-1, best, looked_at)
     best = shortlist.nan_to_num(torch.inf, torch.inf, -torch.inf).sort(dim=-1, descending=True, stable=True).indices
     places = by_rank.gather(-1, best[..., : options.near])
     near = real[order.long()][:, None].expand_as(scores).gather(-1, places)
