@@ -254,7 +254,8 @@ private:
 
 inline void decode(const DecodeCall& call) {
     const int64_t heads = call.k.heads, share = call.q.heads / heads, queries = call.q.rows;
-    double met = double(std::min(call.k.rows, call.clusters + call.reach + call.sinks + call.chunk));
+    double met = double(call.clusters) + double(call.reach) + double(call.sinks) + double(call.chunk);
+    met = std::min(met, double(call.k.rows));
     int threads = threads_for(call.q.numbers() * met, call.threads);
     std::vector<FarKeys> far(call.k.batch * heads * queries);
     parallel_for(call.k.batch * heads * queries, threads, [&](int64_t task, int) {
