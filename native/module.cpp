@@ -475,7 +475,7 @@ static std::vector<NearFarLevel> levels_of(const std::vector<int64_t>& numbers, 
             .clusters = count_of("levels", numbers.data() + at + 2),
         });
         check_in("levels", levels.back().clusters.room, 1, kMostParts);
-        check_product("levels", double(levels.back().size) * double(levels.back().blocks + 1) * double(chunk + 1));
+        check_product("levels", double(levels.back().size) * (double(levels.back().blocks) + 1) * (double(chunk) + 1));
         int64_t hold = levels.back().blocks * levels.back().size * chunk;
         if (chunk && hold < keys)
             refuse("levels", "blocks for " + std::to_string(keys) + " keys", std::to_string(hold));
@@ -523,7 +523,7 @@ static void near_far(const Tensor& q, const Tensor& k, const Tensor& query_mask,
         .draws = draws_of(seed, layer),
         .threads = check_threads(threads),
     };
-    check_product("parts", double(parts + 1) * double(chunk + 1));
+    check_product("parts", (double(parts) + 1) * (double(chunk) + 1));
     check_rank("rows", rows, 3);
     int64_t batch = queries.batch, all = 0, width = check_in("rows", size_of(rows, 2), call.sunk, kMostRows);
     for (const auto& level : call.levels) all += level.blocks * level.clusters.room;

@@ -140,7 +140,7 @@ inline void near_keys(const NearCall& call, const float* queries, const Picks& p
     int64_t lists = call.k.batch * call.heads, share = call.heads / std::max<int64_t>(1, call.k.heads);
     parallel_for(lists, threads_for(double(lists * call.groups * (call.near + call.room)), call.threads),
                  [&](int64_t bh, int) { clear_unused(call, picks, bh / call.heads, bh % call.heads); });
-    double met = double(lists * call.groups) * double(call.room + call.reach);
+    double met = double(lists * call.groups) * (double(call.room) + double(call.reach));
     int readers = threads_for(2 * call.k.numbers(), call.threads);
     int threads = threads_for(met * double(call.k.dim), call.threads);
     std::vector<std::unique_ptr<NearWorker>> workers(threads);
