@@ -232,6 +232,31 @@ def test_tokens_of_inference_mode_are_copied_outside_of_it():
     torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("dense", [False, True], ids=["ours", "theirs"])
+def test_beams_that_change_places_leave_gradients_alone(dense: bool):
+    model, ids, swap = writer("llama"), _tokens(2, 21), torch.tensor([1, 0])
+    cache = transformers.DynamicCache(config=model.config) if dense else coterie.hf.Cache(model)
+    first = model(ids[:, :9], past_key_values=cache).logits
+    cache.reorder_cache(swap)
+    second = model(ids[swap, 9:], past_key_values=cache).logits
+    whole = model(ids[swap]).logits
+    names = [name for name, weight in model.named_parameters() if weight.requires_grad]
+    found = torch.autograd.grad(torch.cat([first[swap], second], 1).square().sum(), list(model.parameters()))
+    want = torch.autograd.grad(whole.square().sum(), list(model.parameters()))
+    for name, each, other in zip(names, found, want, strict=True):
+        torch.testing.assert_close(each, other, rtol=1e-3, atol=1e-3, msg=name)
+
+
+def test_tensors_that_somebody_puts_there_are_not_written_to():
+    layer = filled(BufferedLayer())
+    layer.keys = mine = torch.randn(3, 2, 72, 4)
+    before = mine.clone()
+    layer.reorder_cache(torch.tensor([2, 0, 0]))
+    assert torch.equal(layer.keys, before[[2, 0, 0]])
+    filled(layer, (5,))
+    assert torch.equal(mine, before)
+
+
 # --- bad input --------------------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -137,6 +138,31 @@ def test_other_tokens_are_real_than_before():
         model(ids[:, 42:43], past_key_values=cache, attention_mask=hidden[:, :43], position_ids=torch.tensor([[42]]))
     assert cache.layers[0].finished is not found
     assert cache.layers[0].finished.chunks == [7]  # of 34 keys
+
+
+def test_tensors_that_somebody_puts_there_are_clustered_anew():
+    model, ids = decoding("llama"), _tokens(1, 60)
+    cache = coterie.hf.Cache(model)
+    logits(model, ids, [40, 41, 42], cache=cache)
+    for layer in cache.layers:
+        layer.keys, layer.values = (x.flip(2).contiguous() for x in (layer.keys, layer.values))
+    again = copy.deepcopy(cache)
+    for layer in again.layers:
+        layer.forget()
+    found = logits(model, ids, [43, 59], cache=cache)
+    assert torch.equal(found, logits(model, ids, [43, 59], cache=again))
+
+
+@pytest.mark.parametrize("moved", [lambda layer: layer.crop(-2), lambda layer: (layer.offload(), layer.prefetch())])
+def test_what_the_layer_does_itself_forgets_nothing(moved: Any):
+    model, ids = decoding("llama"), _tokens(1, 60)
+    cache = coterie.hf.Cache(model)
+    logits(model, ids, [40, 41, 42], cache=cache)
+    before = [layer.finished for layer in cache.layers]
+    for layer in cache.layers:
+        moved(layer)
+    logits(model, ids, [43, 44], cache=cache)
+    assert all(layer.finished is each for layer, each in zip(cache.layers, before, strict=True))
 
 
 def test_chunks_are_clustered_once(monkeypatch: pytest.MonkeyPatch):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -49,7 +51,9 @@ class Buffer:
         return room[:, :, :total]
 
     def reorder(self, kept: Tensor, index: Tensor) -> Tensor:
-        """Let sample i be what sample index[i] was; only those that change are copied."""
+        """Let sample i be what sample index[i] was; only those that change are copied, in a buffer of our own."""
+        if self.room is None or not _begins(self.room, kept, kept):
+            return kept[index]  # somebody else's tensor, or one that a gradient needs as it is
         moved = (index != torch.arange(len(index), device=index.device)).nonzero()[:, 0]
         kept[moved] = kept[index[moved]]
         return kept
@@ -106,7 +110,7 @@ class BufferedLayer(DynamicLayer):  # type: ignore[misc]  # transformers has no 
     """One layer of a cache, as `DynamicLayer` is, without its copy of all keys and values for every token.
 
     `keys` and `values` are views of the buffers. Who puts other tensors there is believed: they are copied into new
-    buffers with the next token. With gradients, tokens are concatenated, as a buffer that is written to has none.
+    buffers with the next token, and what decoding has made of the old ones is forgotten. With gradients, tokens are concatenated, as a buffer that is written to has none.
     """
 
     def __init__(self, max_length: int | None = None) -> None:
@@ -115,6 +119,7 @@ class BufferedLayer(DynamicLayer):  # type: ignore[misc]  # transformers has no 
         self._buffers = Buffer(), Buffer()
         self.finished: Finished | None = None  # of near–far decoding
         self.seen: Tensor | None = None  # (B, N) bool: which tokens it took for real
+        self._left: tuple[Tensor, Tensor] | None = None  # keys and values as it left them
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         super().lazy_initialization(key_states, value_states)
@@ -125,6 +130,8 @@ class BufferedLayer(DynamicLayer):  # type: ignore[misc]  # transformers has no 
         if not self.is_initialized or self.get_seq_length() == 0:
             self.lazy_initialization(key_states, value_states)
         self._check(key_states, value_states)
+        if not self._holds_its_own():
+            self.forget()
         if torch.is_grad_enabled() and (key_states.requires_grad or self.keys.requires_grad):
             self.keys = torch.cat([self.keys, key_states], 2)
             self.values = torch.cat([self.values, value_states], 2)
@@ -132,8 +139,9 @@ class BufferedLayer(DynamicLayer):  # type: ignore[misc]  # transformers has no 
             keys, values = self._buffers
             self.keys = keys.append(self.keys, key_states, self.max_length)
             self.values = values.append(self.values, value_states, self.max_length)
+        self._left = self.keys, self.values
         _latest.layer = weakref.ref(self)
-        return self.keys, self.values
+        return self._left
 
     def get_max_length(self) -> int:
         """How many tokens there can be; −1 is no limit."""
@@ -153,10 +161,21 @@ class BufferedLayer(DynamicLayer):  # type: ignore[misc]  # transformers has no 
 
     def crop(self, tokens_to_remove: int) -> None:
         """Remove so many tokens (a negative number) from the end; chunks that they are in are no longer finished."""
-        super().crop(tokens_to_remove)
+        with self._changing():
+            super().crop(tokens_to_remove)
         if self.finished is not None and self.seen is not None:
             self.seen = self.seen[:, : self.get_seq_length()]
             self.finished.crop(self.seen.sum(-1).tolist())
+
+    def offload(self) -> None:
+        """Move keys and values to the CPU."""
+        with self._changing():
+            super().offload()
+
+    def prefetch(self) -> None:
+        """Move keys and values back."""
+        with self._changing():
+            super().prefetch()
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Let each sample be there so many times."""
@@ -181,7 +200,19 @@ class BufferedLayer(DynamicLayer):  # type: ignore[misc]  # transformers has no 
             self.seen = self.seen[beam_idx.to(self.seen.device)]
         keys, values = self._buffers
         index = beam_idx.to(self.keys.device)
-        self.keys, self.values = keys.reorder(self.keys, index), values.reorder(self.values, index)
+        with self._changing():
+            self.keys, self.values = keys.reorder(self.keys, index), values.reorder(self.values, index)
+
+    def _holds_its_own(self) -> bool:
+        """Whether nobody has put other tensors there since."""
+        return self._left is not None and self._left[0] is self.keys and self._left[1] is self.values
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """What is done inside to keys and values is done by the layer itself."""
+        mine = self._holds_its_own()
+        yield
+        self._left = (self.keys, self.values) if mine else None
 
     def _check(self, keys: Tensor, values: Tensor) -> None:
         """New tokens must be of the same samples and heads as those that are there, and there must be room."""
