@@ -15,7 +15,7 @@ import coterie  # noqa: E402
 import coterie.hf  # noqa: E402
 from coterie.hf.buffers import BufferedLayer  # noqa: E402
 from coterie.mechanisms.near_far.finished import Finished  # noqa: E402
-from tests.hf.families import BY_NAME, _tokens  # noqa: E402
+from tests.hf.families import BY_NAME, NARROW, _tokens  # noqa: E402
 from tests.hf.test_cache import WAYS, generate, prompt, writer  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
@@ -178,6 +178,19 @@ def test_chunks_are_clustered_once(monkeypatch: pytest.MonkeyPatch):
     assert seen == [(0, 9), (9, 10), (10, 11), (11, 12), (12, 13)]
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiled_model_decodes_as_it_does_without():
+    model, ids = decoding("llama", num_hidden_layers=1), _tokens(2, 60)
+    torch.compiler.reset()
+    cache = coterie.hf.Cache(model)
+    with torch.no_grad():
+        model(ids[:, :40], past_key_values=cache)
+        found = torch.compile(model, backend="eager")(ids[:, 40:41], past_key_values=cache).logits
+    torch.compiler.reset()
+    assert cache.layers[0].finished is not None
+    torch.testing.assert_close(found, logits(model, ids, [40, 41]), rtol=1e-4, atol=1e-4)
+
+
 def test_from_a_length_on():
     ids = _tokens(2, 60)
     want = logits(writer("llama"), ids, [40, *range(41, 61)])
@@ -235,6 +248,26 @@ def test_another_cache_is_refused():
     model = decoding("llama")
     with pytest.raises(ValueError, match=r"decode=near-far:near=3,chunk=4 needs .* past_key_values=coterie\.hf\.Cache"):
         generate(model, prompt("llama"), None, cache_implementation="static", disable_compile=True)
+
+
+def test_keys_that_a_model_makes_of_what_it_caches_are_refused():
+    config = transformers.DeepseekV3Config(
+        **NARROW | {"num_key_value_heads": 4, "first_k_dense_replace": 2, "moe_intermediate_size": 16},
+        **{"kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 6},
+    )
+    model = coterie.hf.use(transformers.DeepseekV3ForCausalLM(config).eval(), "dense", decode="near-far")
+    with pytest.raises(ValueError, match="attention over the keys and .* are cached, got DeepseekV3Attention, which"):
+        generate(model, prompt("llama"), coterie.hf.Cache(model))
+
+
+def test_layers_that_attend_in_chunks_of_their_own_are_left_alone():
+    settings = {"num_local_experts": 1, "intermediate_size_mlp": 48, "head_dim": 8, "attention_chunk_size": 16}
+    kinds = ["chunked_attention", "full_attention"]
+    model = transformers.Llama4ForCausalLM(transformers.Llama4TextConfig(**NARROW, **settings, layer_types=kinds)).eval()
+    want = generate(model, prompt("llama"), None)
+    coterie.hf.use(model, "dense", decode=EVERYONE)
+    assert ["new tokens" in layer.runs for layer in coterie.hf.describe(model)] == [False, True]
+    assert torch.equal(generate(model, prompt("llama"), None), want)
 
 
 def test_a_position_bias_is_refused():

@@ -52,11 +52,11 @@ def attend(
     _refuse(module, rest)
     choice.count(module)
     call = Asked(module, query, key, value, scaling, dropout)
-    if decoding.is_step(query, key):
-        over_cache = choice.decode_of(module)
-        if over_cache is not None:
-            out = decoding.answer(call, over_cache, attention_mask, position_bias)
-            return out.transpose(1, 2).contiguous(), None
+    over_cache = choice.decode_of(module)
+    if over_cache is not None and decoding.is_step(query, key):
+        out = decoding.answer(call, over_cache, attention_mask, position_bias)
+        return out.transpose(1, 2).contiguous(), None
+    if not torch.compiler.is_compiling() and decoding.is_step(query, key):
         visible = decoding.visible(call, attention_mask) if position_bias is None else None
         if visible is not None and all_keys.answers(call):
             return all_keys.answer(call, visible).transpose(1, 2).contiguous(), None

@@ -106,6 +106,12 @@ def holder(keys: Tensor) -> BufferedLayer | None:
     return layer if layer is not None and layer.keys is keys else None
 
 
+def made_of_cached(keys: Tensor) -> bool:
+    """Whether a model has made these keys of what the layer that was updated last holds of as many tokens."""
+    layer: BufferedLayer | None = None if _latest.layer is None else _latest.layer()
+    return layer is not None and layer.get_seq_length() == keys.shape[2] and layer.keys.shape != keys.shape
+
+
 class BufferedLayer(DynamicLayer):  # type: ignore[misc]  # transformers has no types
     """One layer of a cache, as `DynamicLayer` is, without its copy of all keys and values for every token.
 

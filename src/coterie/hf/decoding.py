@@ -13,7 +13,7 @@ from coterie.checks import expect
 from coterie.hf import questions, turn
 from coterie.hf.all_keys import Visible
 from coterie.hf.asked import Asked
-from coterie.hf.buffers import BufferedLayer, holder
+from coterie.hf.buffers import BufferedLayer, holder, made_of_cached
 from coterie.hf.masks import Rules
 from coterie.hf.questions import Question
 from coterie.hf.sites import Site
@@ -37,12 +37,14 @@ def fits(site: Site) -> bool:
     """Whether new tokens of an attention module look back at a cache that only grows."""
     module = site.module
     hides = bool(getattr(module, "is_causal", False)) or bool(getattr(module, "is_decoder", False))
-    return site.kind == "self" and hides and not window_of(site)
+    kinds, index = getattr(module.config, "layer_types", None), getattr(module, "layer_idx", None)
+    chunked = bool(kinds) and index is not None and kinds[index] == "chunked_attention"  # Llama 4: it forgets, too
+    return site.kind == "self" and hides and not chunked and not window_of(site)
 
 
 def is_step(q: Tensor, k: Tensor) -> bool:
     """Whether a call of attention is a few new tokens after others."""
-    return not torch.compiler.is_compiling() and 0 < q.shape[2] <= FEW_QUERIES and q.shape[2] < k.shape[2]
+    return 0 < q.shape[2] <= FEW_QUERIES and q.shape[2] < k.shape[2]
 
 
 class _Pass(threading.local):
@@ -102,6 +104,7 @@ def _name(mechanism: Mechanism) -> str:
     return f"decode={mechanism}"
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # what a cache knows of its tokens is in no graph
 def answer(call: Asked, mechanism: Mechanism, mask: Tensor | None, bias: Tensor | None) -> Tensor:
     """(B, H, Nq, Dv): what new tokens get, by near–far attention over their cache."""
     least, options = (mechanism.length, mechanism.inner) if isinstance(mechanism, AtLeast) else (0, mechanism)
@@ -109,6 +112,8 @@ def answer(call: Asked, mechanism: Mechanism, mask: Tensor | None, bias: Tensor 
     name = _name(mechanism)
     layer = holder(call.k)
     if layer is None:
+        what, kind = "attention over the keys and values that are cached", type(call.module).__name__
+        expect(not made_of_cached(call.k), name, what, f"{kind}, which makes others of them")
         raise ValueError(
             f"{name} needs the keys and values of earlier tokens in coterie.hf.Cache: generate with "
             "past_key_values=coterie.hf.Cache(model)."
