@@ -15,7 +15,7 @@ from coterie.fitting.dense import dense
 from coterie.fitting.measures import Fidelity
 from coterie.fitting.profile import Profile, Shape, Tried
 from coterie.fitting.search import path
-from coterie.fitting.tables import choices_table
+from coterie.fitting.tables import choices_table, lengths_table
 from coterie.hosts import DENSE, host_of
 from tests.fitting.models import batches, encoder
 
@@ -389,6 +389,21 @@ def test_a_plan_that_slows_the_model_down_is_not_taken(monkeypatch):
     assert "Dense attention is kept everywhere." in found.notes
     fitted = 0.5
     assert not coterie.fit(encoder(1), batches(4, 700), 0.1, candidates=["local:window=9"]).all_dense
+
+
+def test_a_length_that_stays_dense_is_as_fast_as_before(monkeypatch):
+    def seconds(best, task, first, scale, ways):  # below 500 tokens the same runs: what differs there is noise
+        best |= {("dense", 60): 1.0, ("fitted", 60): 1.25, ("dense", 700): 4.0, ("fitted", 700): 2.0}
+
+    def slow(seen):
+        return dense(seen)._replace(seconds=1e3)
+
+    monkeypatch.setattr("coterie.fitting.speed._time", seconds)
+    monkeypatch.setattr("coterie.fitting.profile.dense", slow)
+    data = [*batches(4, 60), *batches(4, 700)]
+    found = coterie.fit(encoder(1), data, 0.1, candidates=["local:window=9@500"])
+    assert [(at.tokens, at.dense_seconds, at.fitted_seconds) for at in found.lengths] == [(60, 1, 1), (700, 4, 2)]
+    assert [row[-1] for row in lengths_table(found).rows] == ["the same", "2.00×"]
 
 
 def test_a_layer_with_a_window_of_its_own_is_called_so(tmp_path):

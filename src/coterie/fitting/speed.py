@@ -71,7 +71,8 @@ def time_passes(
         remembered.interrupted = True
     lengths = []
     for tokens, documents in remembered.documents().items():
-        before, after = (best.get((name, tokens), math.nan) for name in ("dense", "dense" if same else "fitted"))
+        stays = scale.exact(choices, tokens)  # what is the same takes the same: a difference would be noise
+        before, after = (best.get((name, tokens), math.nan) for name in ("dense", "dense" if stays else "fitted"))
         seen = certified.judged.get(tokens)
         known = (math.nan, before, after) if seen is None else (seen.fidelity, before, after, documents, *seen.bound)
         lengths.append(AtLength(tokens, *known))

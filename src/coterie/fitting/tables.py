@@ -54,7 +54,7 @@ def lengths_table(found: Fit) -> Table:
             _number(at.fidelity, 4),
             _sure(at, found.share),
             *(f"{x:.2f} s" if math.isfinite(x) else "–" for x in (at.dense_seconds, at.fitted_seconds)),
-            f"{at.dense_seconds / at.fitted_seconds:.2f}×" if at.fitted_seconds > 0 else "–",
+            _speedup(at),
         ]
         for at in found.lengths
     ]
@@ -148,6 +148,13 @@ def _sure(at: AtLength | AtContext, share: float | None) -> str:
     if at.method == "exact" or not math.isfinite(at.bound):
         return "exact" if at.method == "exact" else "–"
     return f"{at.bound:.4f} ({at.method})" if share is None else f"{at.bound:.1%} ({at.method})"
+
+
+def _speedup(at: AtLength) -> str:
+    """How many times as fast; where attention stays dense, nothing is to be compared."""
+    if not at.fitted_seconds > 0:
+        return "–"
+    return "the same" if at.method == "exact" else f"{at.dense_seconds / at.fitted_seconds:.2f}×"
 
 
 def tried_table(found: Fit) -> Table:

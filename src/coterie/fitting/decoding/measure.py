@@ -73,7 +73,12 @@ class Continued:
     def exact(self, choices: Mapping[str, str], length: int) -> bool:
         """Whether everything is dense with so many tokens: the prefill, and decoding by these choices."""
         read = all(begins(spec) > read_first(length) for spec in self.writer.prefill.values())
-        return read and all(dense_up_to(spec) >= length for spec in choices.values())
+        return read and self.decodes_densely(choices, length)
+
+    @staticmethod
+    def decodes_densely(choices: Mapping[str, str], length: int) -> bool:
+        """Whether new tokens meet all others by these choices, up to so many tokens."""
+        return all(dense_up_to(spec) >= length for spec in choices.values())
 
     def loss(self, index: int) -> float:
         """The mean loss of the tokens that are decoded, but for the first of them, which the prefill predicts."""

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from coterie.fitting.decoding.measure import Continued
 from coterie.fitting.measures import Remembered
 from coterie.fitting.task import Task
-from coterie.hosts import DENSE
 
 _TURNS = 3
 _TURN = 8  # tokens that are timed in a turn, after one that is not
@@ -45,7 +44,7 @@ def _rates(scale: Continued, batch: Mapping[str, Any], choices: Mapping[str, str
     turn = max(1, min(_TURN, length // 16))
     at = length - _TURNS * (turn + 1)
     ways: dict[str, Mapping[str, str] | None] = {"own": None, "dense": {}}
-    if not set(choices.values()) <= {DENSE}:
+    if not scale.decodes_densely(choices, length):
         ways["fitted"] = choices
     caches = {}
     for name, way in ways.items():
