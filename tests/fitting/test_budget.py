@@ -69,7 +69,15 @@ def test_a_budget_leaves_documents_out_and_says_so(monkeypatch):
     assert found.notes[0] == "The time that was left is enough for 4 of 9 batches."
     (estimate,) = (said for said in told if said[0] == ESTIMATE)
     assert estimate == (ESTIMATE, 0, 11)  # no longer than the budget
-    short = coterie.fit(encoder(), data[:3], 0.9, held_out=data[3:], candidates=["local:window=9"], seconds=5.0)
+    told.clear()
+    short = coterie.fit(
+        *(encoder(), data[:3], 0.9),
+        held_out=data[3:],
+        candidates=["local:window=9"],
+        seconds=5.0,
+        progress=lambda *said: told.append(said),
+    )
+    assert told == []  # no estimate that the note would contradict
     (note,) = short.notes
     assert re.match(r"The time budget is too short: a fit takes \d\d+ s at least", note)  # 10, and what went before
     assert short.all_dense

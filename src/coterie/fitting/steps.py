@@ -151,7 +151,6 @@ def answers(asked: Asked, tell: Progress) -> tuple[Fidelity, list[int], list[int
     scale.remember(order[0])
     rate = scale.seconds[order[0]] / max(1, sizes[order[0]]) * (1.0 if asked.decoders is None else _DECODING)
     so_far = time.monotonic() - asked.start
-    tell(ESTIMATE, 0, math.ceil(so_far + _expected(asked, sizes, rate)))
     notes = []
     if asked.seconds is not None and asked.held_out is not None:
         left, first = asked.seconds - so_far, len(asked.batches)
@@ -166,6 +165,7 @@ def answers(asked: Asked, tell: Progress) -> tuple[Fidelity, list[int], list[int
         if len(kept) < len(batches):
             notes.append(f"The time that was left is enough for {len(kept)} of {len(batches)} batches.")
             order = [index for index in order if index in kept]
+    tell(ESTIMATE, 0, math.ceil(so_far + _expected(asked, sizes, rate)))
     for done, index in enumerate(order, start=1):
         if done > 1:
             scale.remember(index)
