@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from difflib import get_close_matches
 from operator import index
 from typing import TypeGuard
 
@@ -44,6 +45,16 @@ def expect_type(condition: bool, name: str, expected: str, got: object, *values:
     """Raise `TypeError: name: expected …, got …` unless the condition holds; `values` as in `expect`."""
     if not condition:
         raise TypeError(f"{name}: expected {_filled(expected, values)}, got {got}")
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """What to say behind a name that nobody knows: the one that looks most like it; "" if none does.
+
+    >>> did_you_mean("nearfar", ["near-far", "smyrf"]), did_you_mean("full", ["near-far", "smyrf"])
+    (" (did you mean 'near-far'?)", '')
+    """
+    close = get_close_matches(str(name).strip().lower(), list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def _filled(expected: str, values: tuple[object, ...]) -> str:

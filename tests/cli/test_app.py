@@ -159,6 +159,11 @@ def test_bench_mechanisms_and_doctor():
     ("arguments", "message"),
     [
         (("fit", "nowhere"), "there is no model at 'nowhere'"),
+        (("fit", "demoo"), "or 'demo' (did you mean 'demo'?)."),
+        (("fit", "{folder}/brokn"), "or 'demo' (did you mean 'broken'?)."),
+        (("fit", "{folder}/none/at/all"), "expected a folder, a hub name (owner/model), or 'demo'."),
+        (("fit", "demo", "--candidates", "nearfar"), "got 'nearfar' (did you mean 'near-far'?)"),
+        (("fit", "demo", "--candidates", "near-far:naer=3"), "got 'naer' (did you mean 'near'?)"),
         (("fit", "{folder}"), "is neither a folder with a config.json or a GGUF file nor a GGUF file itself."),
         (("fit", "{broken}"), "could not be loaded"),
         (("fit", "demo", "--fidelity", "0"), "--fidelity must be in (0, 1], not 0."),
@@ -340,6 +345,12 @@ def test_a_gpt_2_speaks_and_a_short_prompt_is_kept(tmp_path, monkeypatch):
     monkeypatch.setattr("coterie.cli.app.err.print", lambda said, **_: told.append(said))
     coterie(*longer)
     assert told[0].endswith("fit.json was fitted up to 9 tokens, so nothing is promised of 20.")
+    assert len(told) == 2  # something of it is used
+    for runs, where in (("near-far@2048", "begins at 2,048 tokens"), ("dense", "is dense everywhere")):
+        told.clear()
+        Fit({"h.0.attn": runs}, "loss", 0.9, 1.0, 1.0, [], (1.0, 1.0), [], 0).save(tmp_path / "fit.json")
+        coterie(*longer)
+        assert told[0].endswith(f"fit.json is used here, as it {where}: attention is dense.")
 
 
 def test_ctrl_c_ends_the_writing_and_keeps_what_was_written(tmp_path):

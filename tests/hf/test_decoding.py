@@ -263,7 +263,9 @@ def test_keys_that_a_model_makes_of_what_it_caches_are_refused():
 def test_layers_that_attend_in_chunks_of_their_own_are_left_alone():
     settings = {"num_local_experts": 1, "intermediate_size_mlp": 48, "head_dim": 8, "attention_chunk_size": 16}
     kinds = ["chunked_attention", "full_attention"]
-    model = transformers.Llama4ForCausalLM(transformers.Llama4TextConfig(**NARROW, **settings, layer_types=kinds)).eval()
+    model = transformers.Llama4ForCausalLM(
+        transformers.Llama4TextConfig(**NARROW, **settings, layer_types=kinds)
+    ).eval()
     want = generate(model, prompt("llama"), None)
     coterie.hf.use(model, "dense", decode=EVERYONE)
     assert ["new tokens" in layer.runs for layer in coterie.hf.describe(model)] == [False, True]

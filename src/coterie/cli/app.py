@@ -37,7 +37,8 @@ from coterie.cli.console import (
 from coterie.cli.inputs import UserError, parse_numbers
 from coterie.cli.own import Import, import_files, parse_candidates, unknown_names
 from coterie.cli.sentences import run_command
-from coterie.cli.stored import read_fit
+from coterie.cli.stored import begins_at, read_fit
+from coterie.checks import did_you_mean
 from coterie.files import expect_writable, shown
 from coterie.fitting.decoding.result import Decoding
 from coterie.fitting.fit import Fit, trade_off
@@ -277,7 +278,12 @@ def run(
     tokens = batch["input_ids"].shape[1]
     first = f"the first {tokens:,} tokens of about {whole:,}" if tokens < whole else f"{tokens:,} tokens"
     if plan is not None and plan.lengths and tokens > (longest := max(at.tokens for at in plan.lengths)):
-        err.print(f"note: {fitted} was fitted up to {longest:,} tokens, so nothing is promised of {tokens:,}.")
+        err.print(
+            f"note: {fitted} was fitted up to {longest:,} tokens, so nothing is promised of {tokens:,}.", soft_wrap=True
+        )
+    if plan is not None and (begins := begins_at(plan)) > (tokens + new_tokens - 1 if loaded.speaks else tokens):
+        where = f"begins at {begins:,} tokens" if math.isfinite(begins) else "is dense everywhere"
+        err.print(f"note: nothing of {fitted} is used here, as it {where}: attention is dense.", soft_wrap=True)
     if loaded.speaks:
         _write(loaded, batch, new_tokens, first, as_json=as_json)
         return
@@ -308,7 +314,7 @@ def _write(loaded: inputs.Loaded, batch: dict[str, torch.Tensor], new_tokens: in
     if as_json:
         taken = found.prefill_seconds + found.decode_seconds
         print_json({"tokens": tokens, "seconds": taken, **found._asdict()})
-    err.print(f"{read}: {found.speeds(tokens)}", highlight=False)
+    err.print(f"{read}: {found.speeds(tokens)}", highlight=False, soft_wrap=True)
     if found.stopped:
         raise typer.Exit(130)
 
@@ -316,7 +322,10 @@ def _write(loaded: inputs.Loaded, batch: dict[str, torch.Tensor], new_tokens: in
 def _known(path: Path, found: Fit) -> Fit:
     over_cache = {} if found.decode is None else found.decode.choices
     for name in unknown_names([*found.choices.values(), *over_cache.values()]):
-        raise UserError(f"{path} names the mechanism {name!r}, which is not known; if it is yours, --import its file.")
+        meant = did_you_mean(name, coterie.list_mechanisms())
+        raise UserError(
+            f"{path} names the mechanism {name!r}, which is not known{meant}; if it is yours, --import its file."
+        )
     return found
 
 

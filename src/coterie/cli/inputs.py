@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from coterie.checks import did_you_mean
 from coterie.cli import hub
 from coterie.files import readable, shown
 from coterie.fitting import to_search
@@ -84,7 +85,9 @@ def find_model(name: str) -> tuple[Any, dict[str, Any]]:
         path, settings = path.parent, {"gguf_file": path.name}
     local = path.exists()
     if not local and (name.count("/") != 1 or name.startswith((".", "/", "~"))):
-        raise UserError(f"there is no model at '{name}': expected a folder, a hub name (owner/model), or 'demo'.")
+        close = did_you_mean(path.name, _beside(path))
+        what = "a folder, a hub name (owner/model), or 'demo'"
+        raise UserError(f"there is no model at '{name}': expected {what}{close}.")
     if local and not settings and not (path / "config.json").exists():
         file = next(path.glob("*.gguf"), None) if path.is_dir() else None
         if file is None:
@@ -93,6 +96,15 @@ def find_model(name: str) -> tuple[Any, dict[str, Any]]:
     if not local and not hub.reachable():
         hub.look_on_the_disk_alone()
     return path if local else name, settings
+
+
+def _beside(path: Path) -> list[str]:
+    """What a folder that is not there may have been meant to be."""
+    try:
+        folders = [each.name for each in path.parent.iterdir() if each.is_dir()]
+    except OSError:
+        folders = []
+    return [DEMO, *folders] if path.parent == Path() else folders
 
 
 def check_code(name: str, source: Any, settings: dict[str, Any], *, trust: bool) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from coterie.call import Call, Planning, no_autocast, no_gradients
-from coterie.checks import expect, expect_choice, expect_type
+from coterie.checks import did_you_mean, expect, expect_choice, expect_type
 from coterie.plan import Plan
 from coterie.plan.guests import seat
 from coterie.planning.tokens import Tokens
@@ -283,14 +283,14 @@ def _make(name: object, settings: dict[str, Any]) -> Mechanism:
     known = ", ".join(_REGISTRY)
     cls = _REGISTRY.get(name.strip().lower().replace("_", "-")) if isinstance(name, str) else None
     if cls is None:
-        raise ValueError(f"mechanism: expected one of {known}, got {name!r}")
+        raise ValueError(f"mechanism: expected one of {known}, got {name!r}{did_you_mean(name, _REGISTRY)}")
     names = _FIELDS[cls.name]
     for field in settings:
         expect(
             field in names,
             f"mechanism {cls.name}",
             "a field of " + (", ".join(names) or "no fields"),
-            repr(field),
+            f"{field!r}{'' if field in names else did_you_mean(field, names)}",
         )
     return cls(**settings)
 
