@@ -8,8 +8,9 @@ import time
 from typing import Any, NamedTuple
 
 from torch import Tensor
-from transformers import PreTrainedModel, TextStreamer
+from transformers import PreTrainedModel
 
+from coterie.cli.listener import Listener
 from coterie.files import shown
 from coterie.hf import Cache
 
@@ -39,31 +40,14 @@ class Written(NamedTuple):
         return f"{fast}, decoding {more:,} more in {seconds:.2f} s ({more / seconds:,.1f} tokens/s)"
 
 
-class _Listener(TextStreamer):  # type: ignore[misc]  # transformers has no types
-    """Hears every token: prints it if that is wanted, and knows when it came."""
-
-    def __init__(self, tokenizer: Any, *, aloud: bool) -> None:
-        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
-        self.aloud = aloud
-        self.text = ""
-        self.times = [time.perf_counter()]
-
-    def put(self, value: Tensor) -> None:
-        if not self.next_tokens_are_prompt:
-            self.times.append(time.perf_counter())
-        super().put(value)
-
-    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
-        self.text += text
-        if self.aloud:
-            sys.stdout.write("".join(shown(part) for part in text.splitlines(keepends=True)))
-            sys.stdout.write("\n" if stream_end else "")
-            sys.stdout.flush()
+def _print(text: str) -> None:
+    sys.stdout.write(shown(text))
+    sys.stdout.flush()
 
 
 def write(model: PreTrainedModel, tokenizer: Any, batch: dict[str, Tensor], new_tokens: int, *, aloud: bool) -> Written:
     """Go on with a text, greedily; Ctrl-C ends it, and what was written until then is kept."""
-    listener = _Listener(tokenizer, aloud=aloud)
+    listener = Listener(tokenizer, _print if aloud else lambda text: None)
     takes_cache = "past_key_values" in inspect.signature(model.forward).parameters
     cache = {"past_key_values": Cache(model)} if takes_cache else {}
     stopped = False
@@ -72,6 +56,8 @@ def write(model: PreTrainedModel, tokenizer: Any, batch: dict[str, Tensor], new_
     except KeyboardInterrupt:
         stopped = True
         listener.end()
+    if aloud:
+        _print("\n")
     start, *each = listener.times
     first, last = (each[0], each[-1]) if each else (time.perf_counter(),) * 2
     return Written(listener.text, len(each), first - start, last - first, stopped)
