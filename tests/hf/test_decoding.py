@@ -251,12 +251,11 @@ def test_another_cache_is_refused():
 
 
 def test_keys_that_a_model_makes_of_what_it_caches_are_refused():
-    config = transformers.DeepseekV3Config(
-        **NARROW | {"num_key_value_heads": 4, "first_k_dense_replace": 2, "moe_intermediate_size": 16},
-        **{"kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 6},
-    )
+    settings = NARROW | {"num_key_value_heads": 4, "first_k_dense_replace": 2, "moe_intermediate_size": 16}
+    settings |= {"kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 6}
+    config = transformers.DeepseekV3Config(**settings)
     model = coterie.hf.use(transformers.DeepseekV3ForCausalLM(config).eval(), "dense", decode="near-far")
-    with pytest.raises(ValueError, match="attention over the keys and .* are cached, got DeepseekV3Attention, which"):
+    with pytest.raises(ValueError, match=r"attention over the keys and .* are cached, got DeepseekV3Attention, which"):
         generate(model, prompt("llama"), coterie.hf.Cache(model))
 
 

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 import typer
 
 import coterie
+from coterie.checks import did_you_mean
 from coterie.cli import doctor, inputs, inspect, report, theory, vectors
 from coterie.cli.console import (
     Extend,
@@ -38,7 +39,6 @@ from coterie.cli.inputs import UserError, parse_numbers
 from coterie.cli.own import Import, import_files, parse_candidates, unknown_names
 from coterie.cli.sentences import run_command
 from coterie.cli.stored import begins_at, read_fit
-from coterie.checks import did_you_mean
 from coterie.files import expect_writable, shown
 from coterie.fitting.decoding.result import Decoding
 from coterie.fitting.fit import Fit, trade_off

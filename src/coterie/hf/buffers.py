@@ -116,7 +116,8 @@ class BufferedLayer(DynamicLayer):  # type: ignore[misc]  # transformers has no 
     """One layer of a cache, as `DynamicLayer` is, without its copy of all keys and values for every token.
 
     `keys` and `values` are views of the buffers. Who puts other tensors there is believed: they are copied into new
-    buffers with the next token, and what decoding has made of the old ones is forgotten. With gradients, tokens are concatenated, as a buffer that is written to has none.
+    buffers with the next token, and what decoding has made of the old ones is forgotten. With gradients, tokens are
+    concatenated, as a buffer that is written to has none.
     """
 
     def __init__(self, max_length: int | None = None) -> None:

@@ -38,7 +38,8 @@ def fits(site: Site) -> bool:
     module = site.module
     hides = bool(getattr(module, "is_causal", False)) or bool(getattr(module, "is_decoder", False))
     kinds, index = getattr(module.config, "layer_types", None), getattr(module, "layer_idx", None)
-    chunked = bool(kinds) and index is not None and kinds[index] == "chunked_attention"  # Llama 4: it forgets, too
+    # Llama 4's chunks forget what is behind them, as windows do.
+    chunked = kinds is not None and index is not None and kinds[index] == "chunked_attention"
     return site.kind == "self" and hides and not chunked and not window_of(site)
 
 
