@@ -79,12 +79,28 @@ inline const float* fetch(const Rows& from, int64_t batch, int64_t head, int64_t
     return scratch;
 }
 
+// Where some rows lie. As a rule all are rows of their own, or all are means.
+template <class T>
+inline void locate(const Rows::Head& at, const int32_t* index, int64_t count, const T** to) {
+    auto cast = [](const char* row) { return reinterpret_cast<const T*>(row); };
+    int32_t least = INT32_MAX, most = INT32_MIN;
+    for (int64_t j = 0; j < count; j++) {
+        least = std::min(least, index[j]);
+        most = std::max(most, index[j]);
+    }
+    if (most < at.own)
+        for (int64_t j = 0; j < count; j++) to[j] = cast(at.first + index[j] * at.step);
+    else if (least >= at.own)
+        for (int64_t j = 0; j < count; j++) to[j] = cast(at.first_mean + (index[j] - at.own) * at.mean_step);
+    else
+        for (int64_t j = 0; j < count; j++) to[j] = cast(at(index[j]));
+}
+
 // Where each of several rows lies; those that are not float32 are widened into `scratch`, one after the other.
 inline void fetch_all(const Rows& from, int64_t batch, int64_t head, const int32_t* index, int64_t count,
                       float* scratch, const float** rows) {
     if (from.kind == Kind::f32) {
-        auto at = from.at(batch, head);
-        for (int64_t j = 0; j < count; j++) rows[j] = reinterpret_cast<const float*>(at(index[j]));
+        locate(from.at(batch, head), index, count, rows);
     } else {
         for (int64_t j = 0; j < count; j++) rows[j] = fetch(from, batch, head, index[j], scratch + j * from.dim);
     }
@@ -128,9 +144,9 @@ public:
 
     void add(const Rows& from, int64_t batch, int64_t head, const int32_t* index, int64_t count) {
         int64_t bytes = from.dim * (from.kind == Kind::f32 ? 4 : 2);
-        auto at = from.at(batch, head);
         int most = static_cast<int>(std::min<int64_t>(count, kMost - count_));
-        for (int i = 0; i < most; i++) rows_[count_ + i] = {at(index[i]), static_cast<int32_t>(bytes)};
+        locate(from.at(batch, head), index, most, rows_ + count_);
+        std::fill_n(bytes_ + count_, most, static_cast<int32_t>(bytes));
         count_ += most;
     }
 
@@ -141,15 +157,13 @@ public:
 
     // Ask for the next few.
     void some() {
-        for (int few = few_; few && at_ < count_; few--, at_++) touch<Nearness>(rows_[at_].start, rows_[at_].bytes);
+        for (int few = few_; few && at_ < count_; few--, at_++) touch<Nearness>(rows_[at_], bytes_[at_]);
     }
 
 private:
     static constexpr int kMost = 768;
-    struct {
-        const char* start;
-        int32_t bytes;
-    } rows_[kMost];
+    const char* rows_[kMost];
+    int32_t bytes_[kMost];
     int count_ = 0, at_ = 0, few_ = 3;
 };
 using Prefetch = PrefetchTo<>;
