@@ -13,6 +13,12 @@ constexpr int kQuad = 4;  // bytes that are multiplied and added up at a time
 constexpr int32_t kLift = 128;  // is added to right factors: instructions want one factor without a sign
 constexpr float kLeftMost = 63, kRightMost = 127;  // so the sum of two products fits into 16 bits: 2·63·255 < 2^15
 
+// COTERIE_VNNI=0 in the environment does without products of bytes in one instruction, to test that.
+inline bool without_vnni() {
+    const char* wanted = std::getenv("COTERIE_VNNI");
+    return wanted && !std::strcmp(wanted, "0");
+}
+
 // Put the quad of a lane of a panel where the products look for it.
 inline void put_quad(uint8_t* to, int64_t lane, const uint8_t* quad) {
 #if defined(__AVX2__) || defined(__AVX512F__)
@@ -95,12 +101,9 @@ inline Whole whole(int32_t a) { return _mm512_set1_epi32(a); }
 inline Quads load_quads(const uint8_t* p) { return _mm512_loadu_si512(p); }
 inline Vec to_floats(Whole a) { return {_mm512_cvtepi32_ps(a)}; }
 
-// CPUs with AVX-512 have VNNI from 2019 on. COTERIE_VNNI=0 in the environment does without, to test that.
+// CPUs with AVX-512 have VNNI from 2019 on.
 inline bool has_vnni() {
-    static const bool found = [] {
-        const char* wanted = std::getenv("COTERIE_VNNI");
-        return __builtin_cpu_supports("avx512vnni") && !(wanted && !std::strcmp(wanted, "0"));
-    }();
+    static const bool found = __builtin_cpu_supports("avx512vnni") && !without_vnni();
     return found;
 }
 template <bool Vnni>
@@ -135,12 +138,24 @@ inline Quads load_quads(const uint8_t* p) {
     return {_mm256_loadu_si256(at), _mm256_loadu_si256(at + 1)};
 }
 inline Vec to_floats(Whole a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
-inline bool has_vnni() { return false; }
-template <bool>
+
+// Some CPUs without AVX-512 have VNNI all the same (AVX-VNNI, from 2021 on).
+inline bool has_vnni() {
+    static const bool found = __builtin_cpu_supports("avxvnni") && !without_vnni();
+    return found;
+}
+template <bool Vnni>
 inline Whole add_products(Whole sum, const Quads& right, const int32_t* left) {
-    __m256i each = _mm256_set1_epi32(*left), one = _mm256_set1_epi16(1);
-    auto products = [&](__m256i x) { return _mm256_madd_epi16(_mm256_maddubs_epi16(x, each), one); };
-    return {_mm256_add_epi32(sum.lo, products(right.lo)), _mm256_add_epi32(sum.hi, products(right.hi))};
+    const __m256i each = _mm256_set1_epi32(*left);
+    if constexpr (Vnni) {
+        asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum.lo) : "x"(right.lo), "x"(each));
+        asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum.hi) : "x"(right.hi), "x"(each));
+        return sum;
+    } else {
+        const __m256i one = _mm256_set1_epi16(1);
+        auto products = [&](__m256i x) { return _mm256_madd_epi16(_mm256_maddubs_epi16(x, each), one); };
+        return {_mm256_add_epi32(sum.lo, products(right.lo)), _mm256_add_epi32(sum.hi, products(right.hi))};
+    }
 }
 constexpr bool kHasShorts = true;
 inline Whole add_products_of_shorts(Whole sum, const Quads& right, const int32_t* left) {
@@ -252,6 +267,25 @@ public:
         scales_[place] = scale;
     }
 
+    // kLanes rows from a multiple of kLanes on, `row_of(i)` and `scale_of(i)` each.
+    template <class RowOf, class ScaleOf>
+    void put_panel(int64_t place, RowOf row_of, ScaleOf scale_of) {
+#if defined(__AVX2__) || defined(__AVX512F__)
+        if (quads_ % 8 == 0) {
+            const float* rows[kLanes];  // quads are moved as floats are
+            for (int64_t i = 0; i < kLanes; i++) {
+                rows[i] = reinterpret_cast<const float*>(row_of(i));
+                scales_[place + i] = scale_of(i);
+            }
+            auto* to = reinterpret_cast<float*>(bytes_.data() + place * quads_ * kQuad);
+            for (int64_t q = 0; q < quads_; q += 8)
+                for (int64_t i = 0; i < kLanes; i += 8) transpose8(rows + i, q, to + q * kLanes + i);
+            return;
+        }
+#endif
+        for (int64_t i = 0; i < kLanes; i++) put(place + i, row_of(i), scale_of(i));
+    }
+
 private:
     int64_t rows_, quads_;
     Pages<uint8_t> bytes_;
@@ -259,13 +293,6 @@ private:
 };
 using RightBytes = Right<uint8_t>;
 using RightShorts = Right<int16_t>;
-
-// Sums stay in registers only if every loop over them is unrolled.
-#if defined(__GNUC__) && !defined(__clang__)
-#define COTERIE_UNROLL _Pragma("GCC unroll 16")
-#else
-#define COTERIE_UNROLL
-#endif
 
 // A block of left rows with `Panels` panels.
 template <bool Vnni, int Panels, class T>
@@ -298,8 +325,6 @@ inline void few_products(const Left<T>& left, int64_t block, const Right<T>& rig
         for (int i = 0; i < kByteRows; i++) store(to + i * stride + p * kLanes, to_floats(sums[p][i]) * scales);
     }
 }
-
-#undef COTERIE_UNROLL
 
 // The products of a block of left rows with `count` panels from `panel` on, relative to each left row's scale.
 template <bool Vnni, class T>

@@ -7,22 +7,8 @@
 
 namespace coterie::COTERIE_ISA {
 
-#if defined(__GNUC__) && !defined(__clang__)
-#define COTERIE_UNROLL _Pragma("GCC unroll 16")
-#else
-#define COTERIE_UNROLL
-#endif
-
 // Queries at a time: as many as have room in the registers.
 constexpr int kFewQueries = 4;
-
-// Vectors of sums for R queries at a time, so that all stay in registers: a row is read from its beginning to its end
-// where there are enough of them, as memory comes faster in order.
-#if defined(__AVX512F__)
-constexpr int few_columns_of(int) { return 4; }
-#else
-constexpr int few_columns_of(int queries) { return queries == 1 ? 4 : queries == 2 ? 2 : 1; }
-#endif
 
 // to[r · stride + j] = scale · queries[r · padded(dim)] · rows[j] for R queries. A query is followed by 0 up to a
 // multiple of kLanes.
@@ -95,7 +81,5 @@ inline void few_sums(const float* weights, int64_t stride, const float* const* r
         for (int r = 0; r < R; r++)
             for (int64_t e = d; e < dim; e++) out[r * step + e] += weights[r * stride + j] * rows[j][e];
 }
-
-#undef COTERIE_UNROLL
 
 }  // namespace coterie::COTERIE_ISA

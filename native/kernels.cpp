@@ -309,14 +309,22 @@ void prefer_large_pages(void* memory, int64_t bytes) {
 #endif
 }
 
-void run_forward(Call& call, const Forward& result) {
-    check_plan(call);
-    VirtualRows rows(call);
-    prefer_large_pages(result.out, call.batch * call.heads * call.q.rows * call.v.dim * int64_t(sizeof(float)));
-    kernels().forward(call, result);
+static int threads_of(const Call& call) {
+    double slots = 0;  // at least as many pairs are met
+    for (auto& round : call.rounds) slots += double(round.query_order.length + round.key_order.length);
+    return threads_for(double(call.batch * call.heads) * slots * double(call.q.dim + call.v.dim), call.threads);
 }
 
-void run_backward(Call& call, Backward& result) {
+void run_forward(Call& call, const Forward& result) {
+    in_one_region(threads_of(call), [&] {
+        check_plan(call);
+        VirtualRows rows(call);
+        prefer_large_pages(result.out, call.batch * call.heads * call.q.rows * call.v.dim * int64_t(sizeof(float)));
+        kernels().forward(call, result);
+    });
+}
+
+static void backward_in_region(Call& call, Backward& result) {
     check_plan(call);
     VirtualRows rows(call);
     auto make_room = [&](Gradient& gradient, const Segments& segments, int64_t heads) {
@@ -335,6 +343,10 @@ void run_backward(Call& call, Backward& result) {
     if (!call.key_means.count()) return;
     kernels().means_backward(call.key_means, result.k);
     kernels().means_backward(call.key_means, result.v);
+}
+
+void run_backward(Call& call, Backward& result) {
+    in_one_region(threads_of(call), [&] { backward_in_region(call, result); });
 }
 
 const Kernels& kernels() {

@@ -66,11 +66,12 @@ inline void multiply(int64_t rows, int64_t width, int64_t depth, Left a, const f
 // `kFewRows` is where both ways take the same time.
 #if defined(__AVX512F__)
 constexpr int64_t kFewRows = 16;
-constexpr int kCombinedRows = 6, kCombinedColumns = 4;  // rows × vectors of sums that fit into registers
+constexpr bool kThreeAsFour = true;  // in less time than as two and one
 #else
-constexpr int64_t kFewRows = 3;
-constexpr int kCombinedRows = 3, kCombinedColumns = 1;
+constexpr int64_t kFewRows = 8;
+constexpr bool kThreeAsFour = false;
 #endif
+constexpr int kCombinedRows = 6;  // at a time
 
 // M rows of the product below.
 template <int M>
@@ -95,11 +96,16 @@ inline void dots(int64_t count, int64_t depth, const float* const* a, const floa
     }
 }
 
-// C (rows × count) = scale · A (rows × depth) · Bᵀ. There must be padded(count) rows of B.
+// C (rows × count) = scale · A (rows × depth) · Bᵀ. There must be padded(count) rows of B, and room for a row of C
+// more.
 inline void multiply_few(int64_t rows, int64_t count, int64_t depth, const float* const* a, const float* const* b,
                          float* c, int64_t c_stride, float scale, Prefetch& prefetch) {
     int64_t i = 0;
     for (; i + 4 <= rows; i += 4) dots<4>(count, depth, a + i, b, c + i * c_stride, c_stride, scale, prefetch);
+    if (kThreeAsFour && i + 3 == rows) {
+        const float* four[] = {a[i], a[i + 1], a[i + 2], a[i + 2]};
+        return dots<4>(count, depth, four, b, c + i * c_stride, c_stride, scale, prefetch);
+    }
     for (; i + 2 <= rows; i += 2) dots<2>(count, depth, a + i, b, c + i * c_stride, c_stride, scale, prefetch);
     if (i < rows) dots<1>(count, depth, a + i, b, c + i * c_stride, c_stride, scale, prefetch);
 }
@@ -108,19 +114,24 @@ template <int M, int C>
 inline void combine(int64_t depth, const float* a, int64_t a_stride, const float* const* b, int64_t column, float* c,
                     int64_t c_stride, Prefetch& prefetch) {
     Vec sums[M][C];
-    for (int i = 0; i < M; i++)
-        for (int j = 0; j < C; j++) sums[i][j] = splat(0);
+    COTERIE_UNROLL
+    for (int i = 0; i < M; i++) COTERIE_UNROLL
+    for (int j = 0; j < C; j++) sums[i][j] = splat(0);
     for (int64_t k = 0; k < depth; k++) {
         if (k % 4 == 0) prefetch.some();
         Vec right[C];
+        COTERIE_UNROLL
         for (int j = 0; j < C; j++) right[j] = load(b[k] + column + j * kLanes);
+        COTERIE_UNROLL
         for (int i = 0; i < M; i++) {
             Vec left = splat(a[i * a_stride + k]);
+            COTERIE_UNROLL
             for (int j = 0; j < C; j++) sums[i][j] = fma(left, right[j], sums[i][j]);
         }
     }
-    for (int i = 0; i < M; i++)
-        for (int j = 0; j < C; j++) store(c + i * c_stride + column + j * kLanes, sums[i][j]);
+    COTERIE_UNROLL
+    for (int i = 0; i < M; i++) COTERIE_UNROLL
+    for (int j = 0; j < C; j++) store(c + i * c_stride + column + j * kLanes, sums[i][j]);
 }
 
 template <int M>
@@ -130,9 +141,10 @@ inline void combine_of(int64_t rows, int64_t width, int64_t depth, const float* 
         if constexpr (M > 1) combine_of<M - 1>(rows, width, depth, a, a_stride, b, c, c_stride, prefetch);
         return;
     }
+    constexpr int columns = few_columns_of(M);
     int64_t column = 0;
-    for (; column + kCombinedColumns * kLanes <= width; column += kCombinedColumns * kLanes)
-        combine<M, kCombinedColumns>(depth, a, a_stride, b, column, c, c_stride, prefetch);
+    for (; column + columns * kLanes <= width; column += columns * kLanes)
+        combine<M, columns>(depth, a, a_stride, b, column, c, c_stride, prefetch);
     for (; column < width; column += kLanes) combine<M, 1>(depth, a, a_stride, b, column, c, c_stride, prefetch);
 }
 

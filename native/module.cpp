@@ -34,6 +34,13 @@ class Working {
     nb::gil_scoped_release free_;
 };
 
+// A call of several parts that are shared out, as one region. `numbers`: that it multiplies, or fewer.
+template <class Body>
+static void working(double numbers, int threads, Body&& body) {
+    Working now;
+    in_one_region(threads_for(numbers, threads), body);
+}
+
 // What forward and backward share. `layout` holds, for each round: has bias, has skip, has counts, has window, low,
 // high.
 struct Tensors {
@@ -416,8 +423,7 @@ static void clustered(const Tensor& q, const Tensor& k, const Tensor& query_mask
         .near_start = ints(near, "near", 5, {batch, heads, clusters}),
         .near_stop = ints(near, "near", 6, {batch, heads, clusters}),
     };
-    Working working;
-    Clustered(call, plan).run();
+    working(8 * (call.q.numbers() + call.k.numbers()), call.threads, [&] { Clustered(call, plan).run(); });
 }
 
 static void check_rows(const char* name, const int32_t* rows, size_t count, int64_t most) {
@@ -559,8 +565,7 @@ static void near_far(const Tensor& q, const Tensor& k, const Tensor& query_mask,
         .chunk_start = chunk ? ints("chunks", chunks[3], {batch, parts}) : nullptr,
         .chunk_stop = chunk ? ints("chunks", chunks[4], {batch, parts}) : nullptr,
     };
-    Working working;
-    kernels().planning.near_far(call, plan);
+    working(8 * (call.q.numbers() + call.k.numbers()), call.threads, [&] { kernels().planning.near_far(call, plan); });
 }
 
 static void cross_polytope(const Tensor& x, const Tensor& mask, const Tensor& columns, int64_t heads, int64_t rounds,
@@ -744,9 +749,10 @@ static void near_keys(const Tensor& queries, const Tensor& k, const std::vector<
         .narrow = wide ? nullptr : data_of<int16_t>("left", left, shape),
         .wide = wide ? data_of<int32_t>("left", left, shape) : nullptr,
     };
-    Working working;
-    check_near(call, wide);
-    kernels().planning.near_keys(call, query, found);
+    working(8 * call.k.numbers(), call.threads, [&] {
+        check_near(call, wide);
+        kernels().planning.near_keys(call, query, found);
+    });
 }
 
 static void decode(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& real, const Tensor& rank,

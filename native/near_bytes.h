@@ -80,11 +80,17 @@ public:
     void put(int64_t piece) {
         int64_t count = call_.clusters.count();
         const int32_t *start = call_.clusters.start.at(b_, h_), *stop = call_.clusters.stop.at(b_, h_);
-        Faces rows(call_.k.dim);
-        for (int64_t c = piece * count / kPieces; c < (piece + 1) * count / kPieces; c++) {
+        const int64_t last = (piece + 1) * count / kPieces;
+        for (int64_t c = piece * count / kPieces, next; c < last; c = next) {
             breathe();
-            for (int32_t place = start[c]; place < stop[c]; place++) put(keys, place, order[place]);
-            if (ranked_ && start[c] < stop[c]) add_face(c, rows);
+            for (next = c + 1; next < last && start[next] == stop[next - 1];) next++;
+            put_all(start[c], stop[next - 1]);
+        }
+        if (!ranked_) return;
+        Faces rows(call_.k.dim);
+        for (int64_t c = piece * count / kPieces; c < last; c++) {
+            breathe();
+            if (start[c] < stop[c]) add_face(c, rows);
         }
     }
 
@@ -126,6 +132,21 @@ private:
             if (view.total > call.reach) return true;
         }
         return false;
+    }
+
+    // The keys of some places that follow each other.
+    void put_all(int64_t place, int64_t stop) {
+        while (place < stop) {
+            if (place % kLanes || stop - place < kLanes) {
+                put(keys, place, order[place]);
+                place++;
+                continue;
+            }
+            keys.put_panel(
+                place, [&](int64_t i) { return bytes_.data() + order[place + i] * wide_; },
+                [&](int64_t i) { return scales_[order[place + i]]; });
+            place += kLanes;
+        }
     }
 
     void put(RightBytes& to, int64_t place, int32_t key) { to.put(place, bytes_.data() + key * wide_, scales_[key]); }

@@ -278,10 +278,18 @@ inline void settle_scores(const Call& call, const Block& block, float* scores, M
     int64_t bh = group.batch * call.heads + group.head, width = padded(block.keys);
     bool placed = call.causal || (round && round->windowed), padding = call.key_mask || call.query_mask;
     if (width == block.keys && !placed && !call.mask && !padding && !multiplicity && !bias && !skip && !counted) return;
-    int32_t positions[kKeyBlock];
-    if (placed)
-        for (int64_t j = 0; j < block.keys; j++)
-            positions[j] = static_cast<int32_t>(key_position(call, group.batch, group.key_head, key[j]));
+    int32_t some[kKeyBlock], last = INT32_MIN;
+    const int32_t* positions = key;  // of keys that are real
+    for (int64_t j = 0; placed && j < block.keys; j++) last = std::max(last, key[j]);
+    if (placed && last >= call.num_keys) {
+        last = INT32_MIN;
+        for (int64_t j = 0; j < block.keys; j++) {
+            some[j] = static_cast<int32_t>(key_position(call, group.batch, group.key_head, key[j]));
+            last = std::max(last, some[j]);
+        }
+        positions = some;
+    }
+    bool windowed = round && round->windowed;
     if (bias) bias += bh * round->key_order.length + group.first_key_slot + block.first_key;
     if (skip) skip += (bh * round->query_order.length + group.first_slot + block.first_row) * round->skips;
     bool ascending = skip && std::is_sorted(key, key + block.keys);
@@ -296,7 +304,8 @@ inline void settle_scores(const Call& call, const Block& block, float* scores, M
         if (call.mask) apply_pair_mask(call, block, query, row);
         if (padding) hide_padding(call, block, query, row);
         if (multiplicity) multiplicity->divide(query, key, block.keys, row);
-        if (placed) hide_unseen(call, block, query, positions, row);
+        if (placed && (windowed || query_position(call, group.batch, group.head, query) < last))
+            hide_unseen(call, block, query, positions, row);
         if (skip) hide_skipped(block, skip + i * round->skips, round->skips, ascending, row);
     }
 }

@@ -79,12 +79,28 @@ inline const float* fetch(const Rows& from, int64_t batch, int64_t head, int64_t
     return scratch;
 }
 
+// Where some rows lie. As a rule all are rows of their own, or all are means.
+template <class T>
+inline void locate(const Rows::Head& at, const int32_t* index, int64_t count, const T** to) {
+    auto cast = [](const char* row) { return reinterpret_cast<const T*>(row); };
+    int32_t least = INT32_MAX, most = INT32_MIN;
+    for (int64_t j = 0; j < count; j++) {
+        least = std::min(least, index[j]);
+        most = std::max(most, index[j]);
+    }
+    if (most < at.own)
+        for (int64_t j = 0; j < count; j++) to[j] = cast(at.first + index[j] * at.step);
+    else if (least >= at.own)
+        for (int64_t j = 0; j < count; j++) to[j] = cast(at.first_mean + (index[j] - at.own) * at.mean_step);
+    else
+        for (int64_t j = 0; j < count; j++) to[j] = cast(at(index[j]));
+}
+
 // Where each of several rows lies; those that are not float32 are widened into `scratch`, one after the other.
 inline void fetch_all(const Rows& from, int64_t batch, int64_t head, const int32_t* index, int64_t count,
                       float* scratch, const float** rows) {
     if (from.kind == Kind::f32) {
-        auto at = from.at(batch, head);
-        for (int64_t j = 0; j < count; j++) rows[j] = reinterpret_cast<const float*>(at(index[j]));
+        locate(from.at(batch, head), index, count, rows);
     } else {
         for (int64_t j = 0; j < count; j++) rows[j] = fetch(from, batch, head, index[j], scratch + j * from.dim);
     }
@@ -101,6 +117,23 @@ inline void read_real(const Rows& from, int64_t batch, int64_t head, int64_t fir
     }
 }
 
+// Ask for a row that will be read soon.
+template <int Nearness = 2>
+inline void touch(const char* row, int64_t bytes) {
+#if defined(__GNUC__) || defined(__clang__)
+    if (bytes == 256) {  // as many as are asked for most: loops so short take longer than what they do
+        __builtin_prefetch(row, 0, Nearness);
+        __builtin_prefetch(row + 64, 0, Nearness);
+        __builtin_prefetch(row + 128, 0, Nearness);
+        __builtin_prefetch(row + 192, 0, Nearness);
+        return;
+    }
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at, 0, Nearness);
+#else
+    (void)row, (void)bytes;
+#endif
+}
+
 // Rows that will be read soon. Groups gather from all over a head, so the next one's rows are fetched while this one
 // computes: a few at a time, as a core has room for a few dozen requests only, and then waits. They come into the
 // second cache, or into the first one with a `Nearness` of 3.
@@ -110,10 +143,10 @@ public:
     void clear() { count_ = at_ = 0; }
 
     void add(const Rows& from, int64_t batch, int64_t head, const int32_t* index, int64_t count) {
-        int64_t lines = (from.dim * (from.kind == Kind::f32 ? 4 : 2) + 63) / 64;
-        auto at = from.at(batch, head);
+        int64_t bytes = from.dim * (from.kind == Kind::f32 ? 4 : 2);
         int most = static_cast<int>(std::min<int64_t>(count, kMost - count_));
-        for (int i = 0; i < most; i++) rows_[count_ + i] = {at(index[i]), static_cast<int32_t>(lines)};
+        locate(from.at(batch, head), index, most, rows_ + count_);
+        std::fill_n(bytes_ + count_, most, static_cast<int32_t>(bytes));
         count_ += most;
     }
 
@@ -124,27 +157,24 @@ public:
 
     // Ask for the next few.
     void some() {
-        for (int few = few_; few && at_ < count_; few--, at_++)
-            for (int32_t line = 0; line < rows_[at_].lines; line++) touch(rows_[at_].start + 64 * line);
+        for (int few = few_; few && at_ < count_; few--, at_++) touch<Nearness>(rows_[at_], bytes_[at_]);
     }
 
 private:
-    static void touch(const char* address) {
-#if defined(__GNUC__) || defined(__clang__)
-        __builtin_prefetch(address, 0, Nearness);
-#else
-        (void)address;
-#endif
-    }
-
     static constexpr int kMost = 768;
-    struct {
-        const char* start;
-        int32_t lines;
-    } rows_[kMost];
+    const char* rows_[kMost];
+    int32_t bytes_[kMost];
     int count_ = 0, at_ = 0, few_ = 3;
 };
 using Prefetch = PrefetchTo<>;
+
+// Vectors of sums for some rows at a time, so that all stay in registers: what they are multiplied with is read from
+// its beginning to its end where there are enough of them, as memory comes faster in order.
+#if defined(__AVX512F__)
+constexpr int few_columns_of(int) { return 4; }
+#else
+constexpr int few_columns_of(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
+#endif
 
 inline bool all_finite(const float* x, int64_t count) {
     Vec total = splat(0);  // 0, or NaN

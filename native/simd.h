@@ -14,6 +14,13 @@
 #error "COTERIE_ISA must name the instruction set of this copy"
 #endif
 
+// Sums stay in registers only if every loop over them is unrolled.
+#if defined(__GNUC__) && !defined(__clang__)
+#define COTERIE_UNROLL _Pragma("GCC unroll 16")
+#else
+#define COTERIE_UNROLL
+#endif
+
 namespace coterie::COTERIE_ISA {
 
 constexpr int kLanes = 16;
