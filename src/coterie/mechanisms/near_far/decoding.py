@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from coterie.compiled import kernels, last_contiguous, why_not
+from coterie.mechanisms.near_far import merged, tree
 from coterie.mechanisms.near_far.finished import Finished, Room
-from coterie.mechanisms.near_far.tree import Tree
 
 SHORTLIST = 2  # times as many keys as are wanted are looked at themselves
 _BYTE = 127  # a query in bytes is so many at most
@@ -61,7 +61,7 @@ def decode(
         out (B, H, Nq, Dv) and picks (B, H, Nq, near) int32, the positions of the near keys, −1 behind the last one.
     """
     options = finished.options
-    room, merged = finished.finish(k, v, step.real, step.finished(options.chunk))
+    room, blocks = finished.finish(k, v, step.real, step.finished(options.chunk))
     reach = max(options.near, options.search.looked_at(options.near, k.shape[2], causal=True))
     if q.device.type != "cpu" or k.dtype == torch.float64 or why_not():
         return _reference(finished, q, k, v, step, scale, reach, least)
@@ -74,12 +74,14 @@ def decode(
         step.real,
         step.rank,
         *room.native(),
-        *merged,
+        *blocks,
         options.chunk,
         finished.per,
         options.sinks,
         options.near,
         reach,
+        tree.WIDER,
+        merged.SHOWN,
         least,
         scale,
         torch.get_num_threads(),
@@ -103,11 +105,11 @@ def _reference(
             continue
         begin = 0 if rank + 1 < least else max(0, rank // chunk - 1) * chunk
         query, keys, values = (x.to(wide) for x in (q[b, heads, i], k[b, g], v[b, g]))
-        tree = Tree(finished, b, g, (k.shape[3], v.shape[3]), begin // chunk if begin > sinks else 0)
-        nodes = tree.seen()
-        near, inside = _pick(tree, query, keys, step.real[b], scale, reach)
+        clusters = tree.Tree(finished, b, g, (k.shape[3], v.shape[3]), begin // chunk if begin > sinks else 0)
+        nodes = clusters.seen()
+        near, inside = _pick(clusters, query, keys, step.real[b], scale, reach)
         picks[b, heads, i, : near.shape[1]] = near.to(torch.int32)
-        means = tree.kept(nodes)
+        means = clusters.kept(nodes)
         left = means.sizes.expand(share, -1).clone().scatter_add_(1, inside, -torch.ones_like(inside))
         met = torch.cat([step.real[b, : min(sinks, begin)], step.real[b, begin : rank + 1]]).long()
         near_scores = (keys[near] @ query[..., None]).squeeze(2)
@@ -121,23 +123,27 @@ def _reference(
     return out.to(v.dtype), picks
 
 
-def _pick(tree: Tree, query: Tensor, keys: Tensor, real: Tensor, scale: float, reach: int) -> tuple[Tensor, Tensor]:
+def _pick(
+    clusters: tree.Tree, query: Tensor, keys: Tensor, real: Tensor, scale: float, reach: int
+) -> tuple[Tensor, Tensor]:
     """The near keys (share, ≤ near) of queries (share, D), and which of the clusters that they see those are in."""
-    options, room = tree.finished.options, tree.finished.room
+    options, room = clusters.finished.options, clusters.finished.room
     assert room is not None
     if not options.near:
         return (torch.zeros(len(query), 0, dtype=torch.int64, device=query.device),) * 2
-    nodes = tree.search(query, scale, reach)
-    sizes, clusters = tree.kept(nodes).sizes, nodes.block * tree.finished.per + nodes.which
+    nodes = clusters.search(query, scale, reach)
+    sizes, own = clusters.kept(nodes).sizes, nodes.block * clusters.finished.per + nodes.which
     mine = torch.arange(len(sizes), device=query.device).repeat_interleave(sizes)  # of each key that is held
-    first = room.offsets[tree.b, tree.g, clusters].long() - (sizes.cumsum(0) - sizes)
+    first = room.offsets[clusters.b, clusters.g, own].long() - (sizes.cumsum(0) - sizes)
     places = torch.arange(len(mine), device=query.device) + first[mine]
-    ranks = room.order[tree.b, tree.g, places].long() + nodes.block[mine] * options.chunk
+    ranks = room.order[clusters.b, clusters.g, places].long() + nodes.block[mine] * options.chunk
     by_rank = ranks.argsort()
     mine, places, ranks = mine[by_rank], places[by_rank], ranks[by_rank]
-    likes = tree.likes(nodes, query, scale)
+    likes = clusters.likes(nodes, query, scale)
     likes = torch.where(likes.isfinite(), likes, 0)
-    scores = _coded(room, tree.b, tree.g, places, torch.where(query.isfinite(), query, 0) * scale) + likes[:, mine]
+    scores = (
+        _coded(room, clusters.b, clusters.g, places, torch.where(query.isfinite(), query, 0) * scale) + likes[:, mine]
+    )
     scores = scores.clamp(*(sign * torch.finfo(torch.float32).max for sign in (-1, 1)))
     best = scores.sort(dim=1, descending=True, stable=True).indices[:, : SHORTLIST * options.near].sort(1).values
     exact = (keys[real.long()[ranks[best]]] @ query[..., None]).squeeze(2) * scale
