@@ -142,17 +142,23 @@ private:
             for (int32_t at : front_) most = std::max(most, finite(at));
             for (int32_t i = 0; i < count; i++) best[i] = std::max(best[i], finite(front_[i]) - most);
         }
-        auto worse = [&](int32_t x, int32_t y) { return best[x] != best[y] ? best[x] < best[y] : x > y; };
+        auto better = [&](int32_t x, int32_t y) { return best[x] != best[y] ? best[x] > best[y] : x < y; };
         order_.resize(count);
         std::iota(order_.begin(), order_.end(), 0);
-        std::make_heap(order_.begin(), order_.end(), worse);
-        auto rest = order_.end();
-        for (int64_t found = 0; rest != order_.begin() && found < enough; found += sizes[front_[*rest]])
-            std::pop_heap(order_.begin(), rest--, worse);
-        order_.erase(order_.begin(), rest);
-        std::sort(order_.begin(), order_.end());
-        for (int32_t& each : order_) each = front_[each];
-        front_.swap(order_);
+        // The first `low` of them in order do not hold enough, as they hold `found`; the first `high` do.
+        int64_t low = 0, high = count, found = 0;
+        while (high - low > 1) {
+            int64_t middle = (low + high) / 2, more = 0;
+            auto first = order_.begin() + low, cut = order_.begin() + middle;
+            std::nth_element(first, cut, order_.begin() + high, better);
+            for (auto each = first; each < cut; each++) more += sizes[front_[*each]];
+            if (found + more < enough)
+                found += more, low = middle;
+            else
+                high = middle;
+        }
+        for (int64_t i = high; i < count; i++) front_[order_[i]] = -1;
+        std::erase(front_, -1);
     }
 
     void hold(const DecodeCall& call, const Tree& tree, int64_t far, int64_t bh) {

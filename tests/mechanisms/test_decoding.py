@@ -19,6 +19,7 @@ from coterie.mechanisms.near_far import finished as finishing
 from coterie.mechanisms.near_far import merged as merging
 from coterie.mechanisms.near_far.decoding import Step, decode
 from coterie.mechanisms.near_far.finished import Finished, Room
+from coterie.mechanisms.near_far.merged import Merged
 from coterie.mechanisms.near_far.search import Search
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
@@ -31,6 +32,12 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(finishing, "why_not", lambda: "not wanted here")
         monkeypatch.setattr(decoding, "why_not", lambda: "not wanted here")
     return str(request.param)
+
+
+@pytest.fixture(params=[64, 1], ids=["recent", "merged"])
+def shown(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of a level that are seen before those of the next one follow."""
+    monkeypatch.setattr(merging, "SHOWN", request.param)
 
 
 def tokens(length: int, batch: int = 2, dtype: torch.dtype = torch.float32, seed: int = 0) -> tuple[Tensor, ...]:
@@ -111,19 +118,19 @@ def node(finished: Finished, at: Step, k: Tensor, v: Tensor, level: int, block: 
 
 
 def seen_by(chunks: int) -> list[tuple[int, int]]:
-    """The level and the number of each block that is seen behind so many finished chunks."""
+    """The level and the number of each block that is seen behind so many finished chunks, the oldest ones first."""
     edges, hidden = [chunks], 0
     while edges[-1]:
         hidden += merging.SHOWN * 4 ** (len(edges) - 1)
         edges.append(max(0, (chunks - hidden) // 4 ** len(edges) * 4 ** len(edges)))
-    found = []
+    found: list[tuple[int, int]] = []
     for level, (stop, first) in enumerate(pairwise(edges)):
-        found += [(level, block) for block in range(first // 4**level, stop // 4**level)]
+        found = [(level, block) for block in range(first // 4**level, stop // 4**level)] + found
     return found
 
 
 def liked_best(nodes: list[Node], queries: Tensor, enough: int) -> list[Node]:
-    """Those whose mean key one of some queries likes best, until they hold enough keys."""
+    """Those whose mean key one of some queries likes best, until they hold enough keys; of equal ones the oldest."""
     nodes = [each for each in nodes if each.keys]
     likes = [[float(query @ each.mean_key) for each in nodes] for query in queries]
     best = sorted(range(len(nodes)), key=lambda c: -max(like[c] - max(like) for like in likes))
@@ -270,7 +277,7 @@ def test_both_backends_pick_among_the_keys_that_are_searched(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("size", [1e19, 1e20, 1e30])
-def test_scores_may_overflow(backend: str, size: float):
+def test_scores_may_overflow(backend: str, size: float, shown: None):
     """What overflows is an answer like any other, inf or NaN, and the queries after it have theirs."""
     q, k, v = tokens(400)
     finished = Finished(coterie.NearFar(near=8, chunk=16), layer=0)
@@ -305,7 +312,7 @@ def test_few_keys_are_met_exactly_where_that_is_asked_for(backend: str):
         assert torch.allclose(out, want, atol=1e-5) == same
 
 
-def test_clusters_are_those_of_the_prefill():
+def test_clusters_are_those_of_the_prefill(shown: None):
     q, k, _ = tokens(129)
     options = coterie.NearFar(near=3, chunk=32, seed=5)
     plan = options.plan(q, k, is_causal=True, layer=2)
@@ -323,7 +330,7 @@ def test_clusters_are_those_of_the_prefill():
                 assert sorted(found) == sorted(want)
 
 
-def test_it_does_not_matter_how_the_tokens_came(backend: str):
+def test_it_does_not_matter_how_the_tokens_came(backend: str, shown: None):
     q, k, v = tokens(133)
     options = coterie.NearFar(near=4, chunk=8)
     at = [100, 101, 117, 125, 126, 132]
@@ -349,7 +356,7 @@ def test_it_does_not_matter_how_the_tokens_came(backend: str):
     assert torch.equal(together[:, :, [0, 8, 9, 15]], torch.cat(alone[2:], 2))
 
 
-def test_a_sample_of_a_padded_batch_gets_what_it_gets_alone(backend: str):
+def test_a_sample_of_a_padded_batch_gets_what_it_gets_alone(backend: str, shown: None):
     q, k, v = tokens(97)
     options = coterie.NearFar(near=4, chunk=8)
     out, picks = decode(Finished(options, 0), q[:, :, -2:], k, v, step(97, 2, (0, 31)), 0.3)
@@ -368,7 +375,7 @@ def test_a_query_that_sees_nobody_gets_nothing(backend: str):
     assert bool(out[1, :, 1:].any())
 
 
-def test_what_was_cropped_is_not_finished():
+def test_what_was_cropped_is_not_finished(shown: None):
     q, k, v = tokens(70)
     options = coterie.NearFar(near=4, chunk=8)
     finished = Finished(options, 0)
@@ -383,7 +390,7 @@ def test_what_was_cropped_is_not_finished():
     assert torch.equal(out, want)
 
 
-def test_samples_change_places():
+def test_samples_change_places(shown: None):
     q, k, v = tokens(70, batch=3)
     at = step(70, padding=(0, 20, 3))
     options, index = coterie.NearFar(near=4, chunk=8), torch.tensor([1, 1, 0])
@@ -425,14 +432,23 @@ def test_the_kernel_refuses_what_it_cannot_read():
 
 @pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
 def test_both_backends_keep_the_same(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(merging, "SHOWN", 2)
     _, k, v = tokens(133, dtype=dtype)
     k[0, 1, 40, 3] = float("inf")
-    at, options = step(133, padding=(0, 31)), coterie.NearFar(near=4, chunk=16, sinks=3)
-    native = Finished(options, 2).finish(k, v, at.real, [7, 5])
+    at, options = step(133, padding=(0, 31)), coterie.NearFar(near=4, chunk=4, sinks=3, key_clusters=2)
+    native, blocks = Finished(options, 2).finish(k, v, at.real, [32, 24])
     monkeypatch.setattr(finishing, "why_not", lambda: "not wanted here")
-    reference = Finished(options, 2).finish(k, v, at.real, [7, 5])
+    reference, others = Finished(options, 2).finish(k, v, at.real, [32, 24])
     for name, mine, theirs in zip(Room._fields, native, reference, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-6, msg=name.__add__, equal_nan=True)
+    for sample, made in enumerate([[(1, 0), (1, 1), (1, 2), (1, 3), (2, 0), (1, 4), (1, 5), (1, 6)], [(1, 0), (1, 4)]]):
+        block = torch.tensor([blocks_of(32).index(each) for each in made])
+        of_block = (block[:, None] * 2 + torch.arange(2)).flatten()
+        for name, mine, theirs in zip(Merged._fields, blocks, others, strict=True):
+            which = block if name == "labels" else of_block
+            pair = mine[sample, :, which], theirs[sample, :, which]
+            torch.testing.assert_close(*pair, rtol=1e-6, atol=1e-6, msg=name.__add__, equal_nan=True)
+    assert bool(blocks.key_steps[0, 1].isnan().any())
 
 
 def test_finish_refuses_what_it_cannot_write():
