@@ -123,7 +123,15 @@ private:
         const uint8_t* codes = call_.codes + bh * (call_.places / kLanes) * size;
         const uint16_t* tops = call_.tops + bh * call_.places;
         float products[kLanes];
-        for (const FarKeys::Held& each : far.chosen) {
+        auto count = static_cast<int64_t>(far.chosen.size());
+        for (int64_t i = 0; i < count; i++) {
+            if (i + kAhead < count) {
+                const FarKeys::Held& next = far.chosen[i + kAhead];
+                int64_t begin = next.first_place / kLanes, end = (next.first_place + far.sizes[next.node]) / kLanes + 1;
+                ask_for_lines(codes + begin * size, (std::min(end, call_.places / kLanes) - begin) * size);
+                ask_for_lines(tops + next.first_place, 2 * far.sizes[next.node]);
+            }
+            const FarKeys::Held& each = far.chosen[i];
             const float own = far.like(each.node, sharer_);
             const Vec like = splat(std::isfinite(own) ? own : 0);
             const int64_t stop = each.first_place + far.sizes[each.node];
@@ -236,7 +244,7 @@ private:
         for (int j = 0; j < Columns; j++) store(to + j * kLanes, sums[j]);
     }
 
-    static constexpr int64_t kBlock = 64;
+    static constexpr int64_t kBlock = 64, kAhead = 2;  // clusters whose codes are asked for before they are read
     static constexpr int64_t kShortlist = 2;  // as `SHORTLIST` in Python
     const DecodeCall& call_;
     int64_t b_ = 0, head_ = 0, sharer_ = 0;  // a key head, and which of those that share it

@@ -67,6 +67,7 @@ public:
 
 private:
     static constexpr int64_t kBlock = 64;
+    static constexpr int64_t kAhead = 8;  // means that are asked for before they are read, as they lie anywhere
 
     // The chunks' own clusters that are liked best, from the top: of each level, clusters are opened that hold `wider`
     // times as many keys as are looked at.
@@ -107,6 +108,7 @@ private:
             breathe();
             int64_t here = std::min(kBlock, count - done);
             for (int64_t j = 0; j < here; j++) {
+                if (done + j + kAhead < count) ask_for_lines(tree.mean_key(nodes_[done + j + kAhead]), 2 * wide);
                 const int16_t* mean = tree.mean_key(nodes_[done + j]);
                 for (int64_t d = 0; d < wide; d += kLanes) store(rows_.data() + j * wide + d, load_shorts(mean + d));
                 sizes.push_back(tree.size(nodes_[done + j]));
@@ -164,6 +166,11 @@ private:
     void hold(const DecodeCall& call, const Tree& tree, int64_t far, int64_t bh) {
         for (int32_t at : front_) {
             chosen.push_back({at, tree.places(nodes_[at]).first, static_cast<int32_t>(held)});
+            const int64_t place = bh * call.places + chosen.back().first_place;
+            if (call.narrow)
+                ask_for_lines(call.narrow + place, sizes[at]);
+            else
+                ask_for_lines(call.wide + place, 4 * sizes[at]);
             held += sizes[at];
             if (held > far) throw Malformed("offsets: expected each key once");
         }

@@ -101,6 +101,15 @@ inline void read_real(const Rows& from, int64_t batch, int64_t head, int64_t fir
     }
 }
 
+// Memory that will be read soon.
+inline void ask_for_lines(const void* start, int64_t bytes) {
+#if defined(__GNUC__) || defined(__clang__)
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(start) + at, 0, 2);
+#else
+    (void)start, (void)bytes;
+#endif
+}
+
 // Rows that will be read soon. Groups gather from all over a head, so the next one's rows are fetched while this one
 // computes: a few at a time, as a core has room for a few dozen requests only, and then waits. They come into the
 // second cache, or into the first one with a `Nearness` of 3.
