@@ -430,6 +430,55 @@ def test_the_kernel_refuses_what_it_cannot_read():
         decode(finished, q[:, :, -1:], k, v, step(70), 0.3)
 
 
+def test_the_kernel_refuses_blocks_that_it_cannot_read(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(merging, "SHOWN", 2)
+    q, k, v = tokens(149)
+    finished = Finished(coterie.NearFar(near=4, chunk=4), 0)
+    want, _ = decode(finished, q[:, :, -1:], k, v, step(149), 0.3)
+    room, merged = finished.finish(k, v, step(149).real, [36, 36])
+    broken = {
+        "block_sizes: expected at least 0, got less": merged._replace(sizes=-merged.sizes),
+        "rank: expected finished chunks before the previous one": Merged(*(x[:, :, :3].contiguous() for x in merged)),
+        "block_keys: expected shape": merged._replace(mean_keys=merged.mean_keys[..., :16].contiguous()),
+        "labels: expected": merged._replace(labels=merged.labels[..., :3].contiguous()),
+    }
+    for message, blocks in broken.items():
+        finished.merged = blocks
+        with pytest.raises(ValueError, match=message):
+            decode(finished, q[:, :, -1:], k, v, step(149), 0.3)
+    # Nobody is inside of a cluster, or twice in two of them: an answer like any other.
+    finished.merged = merged._replace(labels=merged.labels + 99)
+    out, picks = decode(finished, q[:, :, -1:], k, v, step(149), 0.3)
+    assert bool(out.isfinite().all())
+    assert bool((picks < 149).all())
+    finished.merged = merged
+    assert torch.equal(decode(finished, q[:, :, -1:], k, v, step(149), 0.3)[0], want)
+    at = room.offsets[0, 0, 1].clone()
+    room.offsets[0, 0, 1] = -5
+    with pytest.raises(ValueError, match="offsets: expected ascending places, got others"):
+        decode(finished, q[:, :, -1:], k, v, step(149), 0.3)
+    room.offsets[0, 0, 1] = at
+
+
+@pytest.mark.parametrize("chunks", [*range(23), 85, 341, 1000])
+def test_blocks_are_kept_one_after_the_other(chunks: int):
+    """Where is what counting gives."""
+    found = [merging.number(level, block) for level, block in blocks_of(chunks)]
+    assert found == list(range(merging.complete(chunks)))
+
+
+@pytest.mark.parametrize("shown", [1, 2, 64])
+def test_a_query_sees_every_finished_chunk_once_and_few_clusters(shown: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(merging, "SHOWN", shown)
+    for chunks in (1, 7, 64, 65, 67, 68, 333, 5000):
+        seen = seen_by(chunks)
+        assert [c for level, block in seen for c in range(4**level * block, 4**level * (block + 1))] == [*range(chunks)]
+        for level in range(merging.top_level(chunks) + 1):
+            blocks = [block for each, block in seen if each == level]
+            assert blocks == [*range(4 * merging.blocks(level + 1, chunks), merging.blocks(level, chunks))]
+            assert len(blocks) <= shown + 4
+
+
 @pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
 def test_both_backends_keep_the_same(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(merging, "SHOWN", 2)
