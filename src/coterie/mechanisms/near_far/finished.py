@@ -15,7 +15,7 @@ from coterie.compiled import kernels, last_contiguous, why_not
 from coterie.mechanisms.near_far.codes import LEAST, MOST, PANEL, above, padded, whole, wide
 from coterie.mechanisms.near_far.counts import Count, Fixed, Rate
 from coterie.mechanisms.near_far.levels import PER_MEAN, SAMPLE
-from coterie.mechanisms.near_far.merged import TIMES, Clusters, Merged, blocks, clusters_of, top_level
+from coterie.mechanisms.near_far.merged import TIMES, Clusters, Merged, blocks, clusters_of, needed_for, top_level
 from coterie.planning import native as native_steps
 from coterie.planning import reference as reference_steps
 from coterie.planning.kmeans import Draws
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _QUAD, _CODED = 4, 8  # bytes of a key that do, and the numbers that they hold
 _NARROW = 256  # keys of a chunk whose places fit into a byte
 _PIECE = 1024  # keys that are clustered at a time, as each takes some memory
+_MERGED = 128  # clusters of chunks that are merged at a time, as each takes more
 
 
 class Room(NamedTuple):
@@ -153,11 +154,16 @@ class Finished:
             self.chunks, self.room, self.merged = [0] * k.shape[0], None, None
         most, chunk = max(wanted, default=0), self.options.chunk
         if self.room is None or self.room.key_steps.shape[2] < most * self.per:
-            larger, more = Room.of(k, v, 2 * most, chunk, self.per), Merged.of(k, v, 2 * most, self.per)
-            if self.room is not None and self.merged is not None:
+            larger = Room.of(k, v, 2 * most, chunk, self.per)
+            if self.room is not None:
                 larger.hold(self.room)
+            self.room = larger
+        needed = needed_for(most)
+        if self.merged is None or self.merged.labels.shape[2] < needed:
+            more = Merged.of(k, v, needed + needed // 4, self.per)
+            if self.merged is not None:
                 more.hold(self.merged)
-            self.room, self.merged = larger, more
+            self.merged = more
         missing: dict[tuple[int, int], list[int]] = {}
         for sample, (done, stop) in enumerate(zip(self.chunks, wanted, strict=True)):
             if done < stop:
@@ -168,7 +174,7 @@ class Finished:
             for first in range(done, stop, step):
                 self._cluster(k, v, real, index, first, min(first + step, stop))
             for level in range(1, top_level(stop) + 1):
-                step = max(1, _PIECE // (TIMES * self.per))
+                step = max(1, _MERGED // (TIMES * self.per))
                 for first in range(blocks(level, done), blocks(level, stop), step):
                     self._merge(k, v, index, level, first, min(first + step, blocks(level, stop)))
             for sample in samples:

@@ -45,6 +45,11 @@ def complete(chunks: _Int) -> _Int:
     return found
 
 
+def needed_for(chunks: int) -> int:
+    """Room for how many blocks so many finished chunks need."""
+    return complete(max(0, chunks - SHOWN))
+
+
 def number(level: int, block: _Int) -> _Int:
     """Where a block is kept: in the order in which their last chunks come. Those of the first level are kept apart."""
     return complete((block + 1) * TIMES**level - 1) + level - 1 if level else block
@@ -61,9 +66,9 @@ class Merged(NamedTuple):
     value_steps: Tensor
 
     @staticmethod
-    def of(k: Tensor, v: Tensor, chunks: int, per: int) -> Merged:
-        """Room for the blocks of so many chunks."""
-        lead, room = k.shape[:2], complete(chunks)
+    def of(k: Tensor, v: Tensor, room: int, per: int) -> Merged:
+        """Room for so many blocks. It is small: in large pages, room that is not used takes memory, too."""
+        lead = k.shape[:2]
         return Merged(
             k.new_empty(*lead, room, TIMES * per, dtype=torch.int32),
             k.new_empty(*lead, room * per, dtype=torch.int32),
