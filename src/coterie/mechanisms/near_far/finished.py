@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 _QUAD, _CODED = 4, 8  # bytes of a key that do, and the numbers that they hold
 _NARROW = 256  # keys of a chunk whose places fit into a byte
 _PIECE = 1024  # keys that are clustered at a time, as each takes some memory
-_MERGED = 128  # clusters of chunks that are merged at a time, as each takes more
+_MERGED = (
+    16  # clusters of chunks that are merged at a time: more of them would take more memory than they need in the end
+)
 
 
 class Room(NamedTuple):
