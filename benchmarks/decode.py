@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -37,6 +38,7 @@ import coterie.hf
 from benchmarks import texts
 from benchmarks.measure import peak_bytes
 from benchmarks.models import SmolLM
+from coterie.checks import expect
 from coterie.hf.questions import Question
 from coterie.mechanisms.near_far.decoding import Step
 
@@ -156,7 +158,7 @@ def random_llama(lengths: list[int], batches: list[int], near: str, tokens: int,
                 )
 
 
-def smollm(lengths: list[int], near: str, tokens: int, following: int, dtype: torch.dtype) -> None:
+def smollm(lengths: list[int], near: str, tokens: int, following: int, dtype: torch.dtype, kept: Path | None) -> None:
     """Print what SmolLM2 does: its prompt is computed, densely, and the loss of what follows is compared."""
     model = SmolLM("sdpa")
     model.model.to(dtype)
@@ -166,11 +168,7 @@ def smollm(lengths: list[int], near: str, tokens: int, following: int, dtype: to
     for length in lengths:
         wanted = length + max(1, following)
         ids = model.tokens(text[len(text) // 3 :][: 24 * wanted], wanted)
-        start = DynamicCache(config=model.model.config)
-        for part in ids[:, :length].split(1024, 1):
-            model.model.model(input_ids=part, past_key_values=start)
-        filled = [(layer.keys, layer.values) for layer in start.layers]
-        del start
+        filled = _prefilled(model.model, ids[:, :length], kept, dtype)
         losses = {}
         for name, decode in (("ours", "dense"), (near, near)) if following else ():
             cache = coterie.hf.Cache(model.model)
@@ -189,6 +187,23 @@ def smollm(lengths: list[int], near: str, tokens: int, following: int, dtype: to
             told = "| – | – |" if loss is None else f"| {loss:.4f} | {100 * (loss / losses['ours'] - 1):+.2f} % |"
             speed = f"{1e3 * seconds:.1f} | {1 / seconds:.1f} | {first / seconds:.2f}"
             print(f"| {length:,} | {name} | {speed} {told}", flush=True)
+
+
+def _prefilled(model: Any, ids: Tensor, kept: Path | None, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
+    """Keys and values of a prompt in each layer; they are read from a file if they are kept there."""
+    path = None if kept is None else kept / f"{ids.shape[1]}.pt"
+    if path is not None and path.exists():
+        saved = torch.load(path, weights_only=True)
+        expect(torch.equal(saved["ids"], ids), "keep", f"a folder whose {path.name} is of this text", "another text")
+        return [(keys.to(dtype), values.to(dtype)) for keys, values in saved["filled"]]
+    start = DynamicCache(config=model.config)
+    for part in ids.split(1024, 1):
+        model.model(input_ids=part, past_key_values=start)
+    filled = [(layer.keys, layer.values) for layer in start.layers]
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save({"ids": ids, "filled": filled}, path)
+    return filled
 
 
 def _floor(model: Any, ids: Tensor, tokens: int) -> float:
@@ -249,6 +264,9 @@ def main() -> None:
         "--tokens", type=int, default=32, help="that are decoded, and timed; of SmolLM2, 0 prints the losses alone"
     )
     parser.add_argument("--following", type=int, default=512, help="tokens whose loss is compared, of SmolLM2; 0: none")
+    parser.add_argument(
+        "--keep", type=Path, help="a folder for the keys and values of SmolLM2's prompt; those that are there are read"
+    )
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="float32")
     options = parser.parse_args()
     dtype = getattr(torch, options.dtype)
@@ -261,7 +279,7 @@ def main() -> None:
         elif options.model == "layer":
             layer(sizes, options.decode, options.tokens, dtype)
         else:
-            smollm(sizes, options.decode, options.tokens, options.following, dtype)
+            smollm(sizes, options.decode, options.tokens, options.following, dtype, options.keep)
 
 
 if __name__ == "__main__":

@@ -171,8 +171,14 @@ struct DecodeCall {
     const int32_t* offsets = nullptr;  // (batch, key heads, clusters + 1)
     const int16_t *mean_keys = nullptr, *mean_values = nullptr;  // (batch, key heads, clusters, padded dim)
     const float *key_steps = nullptr, *value_steps = nullptr;  // (batch, key heads, clusters): of these means
-    int64_t places = 0, clusters = 0;  // that there is room for
-    int64_t chunk = 1, per = 1, sinks = 0, near = 0, reach = 1, least = 0;
+    const int32_t* labels =
+        nullptr;  // (batch, key heads, blocks, 4 · per): in which cluster of a block those inside are
+    const int32_t* block_sizes = nullptr;  // (batch, key heads, blocks · per): the keys of a cluster
+    const int16_t *block_keys = nullptr,
+                  *block_values = nullptr;  // (batch, key heads, blocks · per, padded dim): means
+    const float *block_key_steps = nullptr, *block_value_steps = nullptr;  // (batch, key heads, blocks · per)
+    int64_t places = 0, clusters = 0, blocks = 0;  // that there is room for
+    int64_t chunk = 1, per = 1, sinks = 0, near = 0, reach = 1, wider = 1, shown = 1, least = 0;
     float scale = 1;
     int threads = 1;
     float* out = nullptr;  // (batch, heads, Nq, value dim)

@@ -45,13 +45,13 @@ public:
         b_ = b, head_ = h / share, real_ = call_.real + b * call_.k.rows;
         read_query(call_, b, h, i, query_.data());
         rows_.clear();
-        left_.assign(far.sizes.begin(), far.sizes.end());
-        const float* likes = far.likes_of(h % share);
-        pick(far, likes);
+        left_.assign(far.sizes.begin(), far.sizes.begin() + far.seen);
+        sharer_ = h % share;
+        pick(far);
         if (call_.picks) std::copy(rows_.begin(), rows_.end(), call_.picks + at * call_.near);
         for (int64_t r = 0; r < std::min(call_.sinks, far.begin); r++) rows_.push_back(row_at(r));
         for (int64_t r = far.begin; r <= rank; r++) rows_.push_back(row_at(r));
-        meet(likes, out);
+        meet(far, out);
     }
 
 private:
@@ -63,12 +63,12 @@ private:
 
     // The near keys, and how many keys each cluster has left: the best by their codes, and the best of those by their
     // keys.
-    void pick(const FarKeys& far, const float* likes) {
+    void pick(const FarKeys& far) {
         if (!call_.near || !far.held) return;
         int64_t shortlist = std::min(kShortlist * call_.near, far.held);
         slots_.resize(shortlist);
         if (shortlist < far.held) {
-            score(far, likes);
+            score(far);
             auto found = chooser_.choose(scores_.data(), padded(far.held), far.ranks.data(), far.held, shortlist);
             std::copy(found.begin(), found.end(), slots_.begin());
         } else {
@@ -96,7 +96,7 @@ private:
             slots_.swap(order_);
         }
         ask_for(call_.v);
-        for (int32_t slot : slots_) left_[far.cluster_of(slot)]--;
+        for (int32_t slot : slots_) left_[far.seen_of(slot)]--;
     }
 
     // `rows_` of keys or values lie anywhere: they come while others are worked with.
@@ -111,7 +111,7 @@ private:
     }
 
     // What the codes say of the keys that are held, relative to the same number for all.
-    void score(const FarKeys& far, const float* likes) {
+    void score(const FarKeys& far) {
         std::copy_n(query_.data(), query_.size(), likely_.data());
         for (float& each : likely_) each *= call_.scale;
         zero_wild(likely_.data(), call_.k.dim);
@@ -122,18 +122,27 @@ private:
         int64_t size = code_quads(call_.k.dim) * kLanes * kQuad;
         const uint8_t* codes = call_.codes + bh * (call_.places / kLanes) * size;
         const uint16_t* tops = call_.tops + bh * call_.places;
-        const int32_t* offsets = call_.offsets + bh * (call_.clusters + 1);
         float products[kLanes];
-        for (int32_t c : far.chosen) {
-            const Vec like = splat(std::isfinite(likes[c]) ? likes[c] : 0);
-            for (int64_t place = offsets[c]; place < offsets[c + 1];) {
+        auto count = static_cast<int64_t>(far.chosen.size());
+        for (int64_t i = 0; i < count; i++) {
+            if (i + kAhead < count) {
+                const FarKeys::Held& next = far.chosen[i + kAhead];
+                int64_t begin = next.first_place / kLanes, end = (next.first_place + far.sizes[next.node]) / kLanes + 1;
+                touch(codes + begin * size, (std::min(end, call_.places / kLanes) - begin) * size);
+                touch(tops + next.first_place, 2 * far.sizes[next.node]);
+            }
+            const FarKeys::Held& each = far.chosen[i];
+            const float own = far.like(each.node, sharer_);
+            const Vec like = splat(std::isfinite(own) ? own : 0);
+            const int64_t stop = each.first_place + far.sizes[each.node];
+            for (int64_t place = each.first_place; place < stop;) {
                 int64_t panel = place / kLanes, first = place % kLanes;
-                int64_t count = std::min<int64_t>(kLanes - first, offsets[c + 1] - place);
+                int64_t count = std::min<int64_t>(kLanes - first, stop - place);
                 if (panel != last) store(products, code_.products(codes + panel * size, tops + panel * kLanes));
                 last = panel;
-                float each[2 * kLanes] = {0};
-                store(each, min(max(load(products) + like, least), most));  // NaN becomes the least
-                store(scores_.data() + slot, load(each + first));  // the next ones write over what is behind these
+                float sums[2 * kLanes] = {0};
+                store(sums, min(max(load(products) + like, least), most));  // NaN becomes the least
+                store(scores_.data() + slot, load(sums + first));  // the next ones write over what is behind these
                 slot += count, place += count;
             }
         }
@@ -150,19 +159,20 @@ private:
     }
 
     // One softmax over the rows that are met exactly and the means of what is left.
-    void meet(const float* likes, float* out) {
+    void meet(const FarKeys& far, float* out) {
         auto exact = static_cast<int64_t>(rows_.size()), clusters = static_cast<int64_t>(left_.size());
         weights_.resize(exact + clusters + kSums);
         float* weights = weights_.data();
         multiply(exact, weights);
-        for (int64_t c = 0; c < clusters; c++) weights[exact + c] = left_[c] ? likes[c] + log_of(left_[c]) : -INFINITY;
+        for (int64_t c = 0; c < clusters; c++)
+            weights[exact + c] = left_[c] > 0 ? far.like(c, sharer_) + log_of(left_[c]) : -INFINITY;
         float total = to_weights(weights, exact + clusters);
         for (int64_t first = 0; first < exact; first += kBlock) {
             int64_t here = std::min(kBlock, exact - first);
             fetch_block(call_.v, first, here);
             add_weighted(block_.data(), weights + first, here, out);
         }
-        add_means(weights + exact, clusters, out);
+        add_means(far, weights + exact, out);
         for (int64_t d = 0; d < call_.v.dim; d++) out[d] /= total;
     }
 
@@ -205,44 +215,39 @@ private:
             for (int64_t e = d; e < dim; e++) out[e] += weights[r] * rows[r][e];
     }
 
-    // The same for the mean values of all clusters.
-    void add_means(float* weights, int64_t count, float* out) {
-        const int64_t dim = call_.v.dim, wide = padded(dim), first = (b_ * call_.k.heads + head_) * call_.clusters;
+    // The same for the mean values of the clusters that are seen.
+    void add_means(const FarKeys& far, float* weights, float* out) {
+        const int64_t dim = call_.v.dim, wide = padded(dim), count = far.seen;
         for (int64_t c = 0; c < count; c++)
-            if (left_[c]) weights[c] *= call_.value_steps[first + c];
+            if (left_[c] > 0) weights[c] *= far.value_steps[c];
         sums_.assign(wide, 0.0f);
         std::copy_n(out, dim, sums_.data());
-        const int16_t* means = call_.mean_values + first * wide;
         for (int64_t d = 0; d < wide; d += 4 * kLanes) {
             int64_t columns = std::min<int64_t>(4, (wide - d) / kLanes);
-            Vec sums[4] = {splat(0), splat(0), splat(0), splat(0)};
-            for (int64_t j = 0; j < columns; j++) sums[j] = load(sums_.data() + d + j * kLanes);
             if (columns == 4)
-                add_columns<4>(means + d, wide, weights, count, sums);
+                add_columns<4>(far.values.data(), d, weights, count, sums_.data() + d);
             else
                 for (int64_t j = 0; j < columns; j++)
-                    add_columns<1>(means + d + j * kLanes, wide, weights, count, sums + j);
-            for (int64_t j = 0; j < columns; j++) store(sums_.data() + d + j * kLanes, sums[j]);
+                    add_columns<1>(far.values.data(), d + j * kLanes, weights, count, sums_.data() + d + j * kLanes);
         }
         std::copy_n(sums_.data(), dim, out);
     }
 
     template <int Columns>
-    static void add_columns(const int16_t* means, int64_t step, const float* weights, int64_t count, Vec* to) {
+    static void add_columns(const int16_t* const* means, int64_t d, const float* weights, int64_t count, float* to) {
         Vec sums[Columns];
-        for (int j = 0; j < Columns; j++) sums[j] = to[j];
+        for (int j = 0; j < Columns; j++) sums[j] = load(to + j * kLanes);
         for (int64_t c = 0; c < count; c++) {
             Vec weight = splat(weights[c]);
-            for (int j = 0; j < Columns; j++)
-                sums[j] = fma(weight, load_shorts(means + c * step + j * kLanes), sums[j]);
+            for (int j = 0; j < Columns; j++) sums[j] = fma(weight, load_shorts(means[c] + d + j * kLanes), sums[j]);
         }
-        for (int j = 0; j < Columns; j++) to[j] = sums[j];
+        for (int j = 0; j < Columns; j++) store(to + j * kLanes, sums[j]);
     }
 
-    static constexpr int64_t kBlock = 64;
+    static constexpr int64_t kBlock = 64, kAhead = 2;  // clusters whose codes are asked for before they are read
     static constexpr int64_t kShortlist = 2;  // as `SHORTLIST` in Python
     const DecodeCall& call_;
-    int64_t b_ = 0, head_ = 0;
+    int64_t b_ = 0, head_ = 0, sharer_ = 0;  // a key head, and which of those that share it
     const int32_t* real_ = nullptr;
     std::vector<float> query_, likely_, scores_, exact_, weights_, scratch_, sums_;
     std::vector<int32_t> rows_, left_, slots_, order_;
@@ -254,7 +259,7 @@ private:
 
 inline void decode(const DecodeCall& call) {
     const int64_t heads = call.k.heads, share = call.q.heads / heads, queries = call.q.rows;
-    double met = double(call.clusters) + double(call.reach) + double(call.sinks) + double(call.chunk);
+    double met = double(call.shown) * double(call.per) + double(call.reach) + double(call.sinks) + double(call.chunk);
     met = std::min(met, double(call.k.rows));
     int threads = threads_for(call.q.numbers() * met, call.threads);
     std::vector<FarKeys> far(call.k.batch * heads * queries);

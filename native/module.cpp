@@ -758,7 +758,9 @@ static void near_keys(const Tensor& queries, const Tensor& k, const std::vector<
 static void decode(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& real, const Tensor& rank,
                    const Tensor& codes, const Tensor& tops, const Tensor& order, const Tensor& offsets,
                    const Tensor& mean_keys, const Tensor& mean_values, const Tensor& key_steps,
-                   const Tensor& value_steps, int64_t chunk, int64_t per, int64_t sinks, int64_t near, int64_t reach,
+                   const Tensor& value_steps, const Tensor& labels, const Tensor& block_sizes, const Tensor& block_keys,
+                   const Tensor& block_values, const Tensor& block_key_steps, const Tensor& block_value_steps,
+                   int64_t chunk, int64_t per, int64_t sinks, int64_t near, int64_t reach, int64_t wider, int64_t shown,
                    int64_t least, double scale, int64_t threads, const Tensor& out,
                    const std::optional<Tensor>& picks) {
     Rows queries = rows_of("q", q), keys = rows_of("k", k);
@@ -768,11 +770,14 @@ static void decode(const Tensor& q, const Tensor& k, const Tensor& v, const Tens
     check_in("head size", keys.dim, 1, int64_t{1} << 16);
     check_rank("order", order, 3);
     check_rank("offsets", offsets, 3);
-    int64_t places = size_of(order, 2), clusters = size_of(offsets, 2) - 1, lanes = 16;
+    check_rank("labels", labels, 4);
+    int64_t places = size_of(order, 2), clusters = size_of(offsets, 2) - 1, blocks = size_of(labels, 2), lanes = 16;
     auto padded = [&](int64_t dim) { return (dim + lanes - 1) / lanes * lanes; };
     const bool narrow = has_dtype(order, nb::dlpack::dtype_code::UInt, 8);
     if (places % lanes) refuse("order", "a multiple of 16 places", std::to_string(places));
     check_in("offsets", clusters, 0, kMostRows);
+    check_in("per", per, 1, kMostRows);
+    check_in("labels", blocks, 0, kMostRows / per);
     Shape lead{keys.batch, keys.heads};
     auto shape = [&](std::initializer_list<int64_t> rest) {
         Shape whole = lead;
@@ -794,13 +799,22 @@ static void decode(const Tensor& q, const Tensor& k, const Tensor& v, const Tens
         .mean_values = data_of<int16_t>("mean_values", mean_values, shape({clusters, padded(values.dim)})),
         .key_steps = data_of<float>("key_steps", key_steps, shape({clusters})),
         .value_steps = data_of<float>("value_steps", value_steps, shape({clusters})),
+        .labels = data_of<int32_t>("labels", labels, shape({blocks, 4 * per})),
+        .block_sizes = data_of<int32_t>("block_sizes", block_sizes, shape({blocks * per})),
+        .block_keys = data_of<int16_t>("block_keys", block_keys, shape({blocks * per, padded(keys.dim)})),
+        .block_values = data_of<int16_t>("block_values", block_values, shape({blocks * per, padded(values.dim)})),
+        .block_key_steps = data_of<float>("block_key_steps", block_key_steps, shape({blocks * per})),
+        .block_value_steps = data_of<float>("block_value_steps", block_value_steps, shape({blocks * per})),
         .places = places,
         .clusters = clusters,
+        .blocks = blocks,
         .chunk = check_in("chunk", chunk, 1, kMostRows),
-        .per = check_in("per", per, 1, kMostRows),
+        .per = per,
         .sinks = check_in("sinks", sinks, 0, kMostRows),
         .near = check_in("near", near, 0, kMostRows),
         .reach = check_in("reach", reach, std::max<int64_t>(1, near), INT64_MAX),
+        .wider = check_in("wider", wider, 1, kMostRows),
+        .shown = check_in("shown", shown, 1, kMostRows),
         .least = check_in("least", least, 0, INT64_MAX),
         .scale = static_cast<float>(scale),
         .threads = check_threads(threads),
@@ -910,8 +924,9 @@ NB_MODULE(_native, m) {
     m.def("backward", backward, "tensors"_a, "settings"_a, "out"_a, "lse"_a, "alone"_a.none(), "grad_out"_a,
           "grad_lse"_a, "grad_q"_a, "grad_k"_a, "grad_v"_a, "grad_mask"_a.none());
     m.def("decode", decode, "q"_a, "k"_a, "v"_a, "real"_a, "rank"_a, "codes"_a, "tops"_a, "order"_a, "offsets"_a,
-          "mean_keys"_a, "mean_values"_a, "key_steps"_a, "value_steps"_a, "chunk"_a, "per"_a, "sinks"_a, "near"_a,
-          "reach"_a, "least"_a, "scale"_a, "threads"_a, "out"_a, "picks"_a.none());
+          "mean_keys"_a, "mean_values"_a, "key_steps"_a, "value_steps"_a, "labels"_a, "block_sizes"_a, "block_keys"_a,
+          "block_values"_a, "block_key_steps"_a, "block_value_steps"_a, "chunk"_a, "per"_a, "sinks"_a, "near"_a,
+          "reach"_a, "wider"_a, "shown"_a, "least"_a, "scale"_a, "threads"_a, "out"_a, "picks"_a.none());
     m.def("decode_all", decode_all, "q"_a, "k"_a, "v"_a, "real"_a.none(), "seen"_a, "scale"_a, "threads"_a, "out"_a);
     m.def("prefer_large_pages", prefer_large_rows, "x"_a, "rows"_a);
     m.def("finish", finish, "k"_a, "v"_a, "labels"_a, "samples"_a, "first_place"_a, "first_rank"_a, "first_cluster"_a,

@@ -117,9 +117,10 @@ inline void read_real(const Rows& from, int64_t batch, int64_t head, int64_t fir
     }
 }
 
-// Ask for a row that will be read soon.
+// Ask for a row, or other memory, that will be read soon.
 template <int Nearness = 2>
-inline void touch(const char* row, int64_t bytes) {
+inline void touch(const void* start, int64_t bytes) {
+    auto* row = static_cast<const char*>(start);
 #if defined(__GNUC__) || defined(__clang__)
     if (bytes == 256) {  // as many as are asked for most: loops so short take longer than what they do
         __builtin_prefetch(row, 0, Nearness);

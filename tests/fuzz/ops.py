@@ -482,6 +482,19 @@ def _room(batch: int, heads: int, chunks: int, chunk: int, per: int, dim: int, s
     }
 
 
+def _blocks(batch: int, heads: int, chunks: int, per: int, dim: int) -> Arguments:
+    """Blocks of chunks that are far away."""
+    blocks, wide = chunks // 4 + chunks // 16 + chunks // 64, -(-dim // 16) * 16
+    return {
+        "labels": _ints(per, batch, heads, blocks, 4 * per),
+        "block_sizes": _ints(9, batch, heads, blocks * per),
+        "block_keys": _ints(2**15, batch, heads, blocks * per, wide).to(torch.int16),
+        "block_values": _ints(2**15, batch, heads, blocks * per, wide).to(torch.int16),
+        "block_key_steps": torch.rand(batch, heads, blocks * per),
+        "block_value_steps": torch.rand(batch, heads, blocks * per),
+    }
+
+
 def _decode(rng: random.Random) -> Arguments:
     batch, heads, key_heads, queries, keys, dim = _sizes(rng)
     chunk, per, sinks, near = rng.randint(1, 4), rng.randint(1, 2), rng.randint(0, 2), rng.randint(0, 5)
@@ -493,11 +506,14 @@ def _decode(rng: random.Random) -> Arguments:
         "real": torch.arange(keys, dtype=torch.int32).expand(batch, -1).contiguous(),
         "rank": rank,
         **_room(batch, key_heads, keys // chunk, chunk, per, dim, sinks),
+        **_blocks(batch, key_heads, keys // chunk, per, dim),
         "chunk": chunk,
         "per": per,
         "sinks": sinks,
         "near": near,
         "reach": max(1, near) + rng.randint(0, 9),
+        "wider": rng.randint(1, 4),
+        "shown": rng.randint(1, 3),
         "least": rng.randint(0, 9),
         "scale": rng.random(),
         "threads": rng.randint(1, 3),

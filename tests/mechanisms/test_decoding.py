@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from copy import copy
+from itertools import pairwise, product
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -11,10 +14,12 @@ from torch import Tensor
 
 import coterie
 from coterie.compiled import kernels
-from coterie.mechanisms.near_far import decoding
+from coterie.mechanisms.near_far import decoding, tree
 from coterie.mechanisms.near_far import finished as finishing
+from coterie.mechanisms.near_far import merged as merging
 from coterie.mechanisms.near_far.decoding import Step, decode
 from coterie.mechanisms.near_far.finished import Finished, Room
+from coterie.mechanisms.near_far.merged import Merged
 from coterie.mechanisms.near_far.search import Search
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
@@ -27,6 +32,12 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(finishing, "why_not", lambda: "not wanted here")
         monkeypatch.setattr(decoding, "why_not", lambda: "not wanted here")
     return str(request.param)
+
+
+@pytest.fixture(params=[64, 1], ids=["recent", "merged"])
+def shown(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of a level that are seen before those of the next one follow."""
+    monkeypatch.setattr(merging, "SHOWN", request.param)
 
 
 def tokens(length: int, batch: int = 2, dtype: torch.dtype = torch.float32, seed: int = 0) -> tuple[Tensor, ...]:
@@ -67,6 +78,68 @@ def residual(row: Tensor) -> Tensor:
     return torch.tensor([(min(7, max(-8, round(float(x) / top * 7.5 - 0.5))) + 0.5) * top / 7.5 for x in row]).double()
 
 
+class Node(NamedTuple):
+    """A cluster, with its means and what it is made of."""
+
+    keys: list[int]
+    mean_key: Tensor
+    mean_value: Tensor
+    inside: list[Node]
+
+
+def blocks_of(chunks: int) -> list[tuple[int, int]]:
+    """The level and the number of each block of 4, 16, … of these chunks, in the order in which they are full."""
+    found = []
+    for chunk in range(1, chunks + 1):
+        for level in range(1, 9):
+            if chunk % 4**level == 0:
+                found.append((level, chunk // 4**level - 1))
+    return found
+
+
+def node(finished: Finished, at: Step, k: Tensor, v: Tensor, level: int, block: int, which: int) -> Node:
+    """A cluster of one key head: k, v are (N, D), and the tensors of `finished` those of this head."""
+    room, merged, per = finished.room, finished.merged, finished.per
+    assert room is not None
+    assert merged is not None
+    if level == 0:
+        first, stop = room.offsets[block * per + which : block * per + which + 2].tolist()
+        keys = [int(at.real[block * finished.options.chunk + int(x)]) for x in room.order[first:stop]]
+        mean_key, mean_value = (kept(x[keys].mean(0)) if keys else x[0] * 0 for x in (k, v))
+        return Node(keys, mean_key, mean_value, [])
+    labels = merged.labels[blocks_of(4**level * (block + 1)).index((level, block))].tolist()
+    below = [(level - 1, 4 * block + i // per, i % per) for i, label in enumerate(labels) if label == which]
+    inside = [node(finished, at, k, v, *each) for each in below]
+    keys = [key for each in inside for key in each.keys]
+    sums = [torch.zeros(x.shape[1], dtype=torch.float64) for x in (k, v)]
+    for each in inside:
+        sums = [sums[0] + len(each.keys) * each.mean_key, sums[1] + len(each.keys) * each.mean_value]
+    return Node(keys, *(kept(x / len(keys)) if keys else x for x in sums), inside)
+
+
+def seen_by(chunks: int) -> list[tuple[int, int]]:
+    """The level and the number of each block that is seen behind so many finished chunks, the oldest ones first."""
+    edges, hidden = [chunks], 0
+    while edges[-1]:
+        hidden += merging.SHOWN * 4 ** (len(edges) - 1)
+        edges.append(max(0, (chunks - hidden) // 4 ** len(edges) * 4 ** len(edges)))
+    found: list[tuple[int, int]] = []
+    for level, (stop, first) in enumerate(pairwise(edges)):
+        found = [(level, block) for block in range(first // 4**level, stop // 4**level)] + found
+    return found
+
+
+def liked_best(nodes: list[Node], queries: Tensor, enough: int) -> list[Node]:
+    """Those whose mean key one of some queries likes best, until they hold enough keys; of equal ones the oldest."""
+    nodes = [each for each in nodes if each.keys]
+    likes = [[float(query @ each.mean_key) for each in nodes] for query in queries]
+    best = sorted(range(len(nodes)), key=lambda c: -max(like[c] - max(like) for like in likes))
+    found: list[int] = []
+    while best and sum(len(nodes[c].keys) for c in found) < enough:
+        found.append(best.pop(0))
+    return [nodes[c] for c in sorted(found)]
+
+
 def oracle(
     finished: Finished, q: Tensor, k: Tensor, v: Tensor, at: Step, b: int, h: int, i: int, reach: int
 ) -> tuple[Tensor, list[int]]:
@@ -74,34 +147,27 @@ def oracle(
     options, g, scale = finished.options, h // SHARE, 1 / math.sqrt(DIM)
     rank, real = int(at.rank[b, i]), at.real[b].tolist()
     begin = max(0, rank // options.chunk - 1) * options.chunk
-    clusters = []
-    assert finished.room is not None
-    for c in range(begin // options.chunk * finished.per if begin > options.sinks else 0):
-        first, stop = finished.room.offsets[b, g, c : c + 2].tolist()
-        chunk = c // finished.per * options.chunk
-        clusters.append([real[chunk + at] for at in finished.room.order[b, g, first:stop].tolist()])
-    assert sorted(j for cluster in clusters for j in cluster) == [
-        real[r] for r in range(min(options.sinks, begin), begin)
+    begin = begin if begin > options.sinks else 0
+    own, wide, keys, values = finished_of(finished, b, g), q[b, h, i].double(), k[b, g].double(), v[b, g].double()
+    mine = Step(at.real[b], at.rank[b])
+    seen = [
+        node(own, mine, keys, values, *block, which)
+        for block in seen_by(begin // options.chunk)
+        for which in range(finished.per)
     ]
-    wide, keys, values = q[b, h, i].double(), k[b, g].double(), v[b, g].double()
-    searched = list(range(len(clusters)))
-    mean_keys, mean_values = ([kept(x[c].mean(0)) if c else x[0] * 0 for c in clusters] for x in (keys, values))
-    if sum(map(len, clusters)) > reach:
-        likes = []
-        for each in range(g * SHARE, (g + 1) * SHARE):
-            mine = q[b, each, i].double()
-            to = [float(mine @ m) * scale if c else -math.inf for c, m in zip(clusters, mean_keys, strict=True)]
-            likes.append([x - max(to) for x in to])
-        best = sorted(searched, key=lambda c: -max(like[c] for like in likes))
-        searched = []
-        while sum(len(clusters[c]) for c in searched) < reach:
-            searched.append(best.pop(0))
+    assert sorted(j for each in seen for j in each.keys) == [real[r] for r in range(min(options.sinks, begin), begin)]
+    queries, searched = q[b, g * SHARE : (g + 1) * SHARE, i].double() * scale, seen
+    while any(each.inside for each in searched):
+        depth = {id(each): height(each) for each in searched}
+        top, nodes = max(depth.values()), liked_best(searched, queries, tree.WIDER * reach)
+        searched = [x for each in nodes for x in (each.inside if depth[id(each)] == top else [each])]
+    searched = liked_best(searched, queries, reach)
     scaled = (q[b, h, i] * scale).float()
     bytes_ = torch.tensor(whole(scaled, 127)) * float(scaled.abs().max()) / 127
     score = {
-        j: float(wide @ mean_keys[c]) * scale + float(bytes_.double() @ residual(keys[j] - mean_keys[c]))
-        for c in searched
-        for j in clusters[c]
+        j: float(wide @ each.mean_key) * scale + float(bytes_.double() @ residual(keys[j] - each.mean_key))
+        for each in searched
+        for j in each.keys
     }
     shortlist = sorted(score, key=lambda j: (-score[j], j))[: 2 * options.near]
     near = sorted(shortlist, key=lambda j: (-float(wide @ keys[j]), j))[: options.near]
@@ -110,12 +176,26 @@ def oracle(
     for j in met:
         weight = math.exp(float(wide @ keys[j]) * scale)
         above, below = above + weight * values[j], below + weight
-    for cluster, mean_key, mean_value in zip(clusters, mean_keys, mean_values, strict=True):
-        left = len([j for j in cluster if j not in near])
+    for each in seen:
+        left = len([j for j in each.keys if j not in near])
         if left:
-            weight = left * math.exp(float(wide @ mean_key) * scale)
-            above, below = above + weight * mean_value, below + weight
+            weight = left * math.exp(float(wide @ each.mean_key) * scale)
+            above, below = above + weight * each.mean_value, below + weight
     return above / below, near
+
+
+def height(node: Node) -> int:
+    """0 for a chunk's own cluster, 1 for those of blocks of four of them, …"""
+    return 1 + max(height(each) for each in node.inside) if node.inside else 0
+
+
+def finished_of(finished: Finished, b: int, g: int) -> Finished:
+    """The clusters of one key head of one sample."""
+    assert finished.room is not None
+    assert finished.merged is not None
+    found = copy(finished)
+    found.room, found.merged = (type(x)(*(y[b, g] for y in x)) for x in (finished.room, finished.merged))
+    return found
 
 
 @pytest.mark.parametrize("reach", [6144, 50], ids=["all", "some"])
@@ -138,6 +218,29 @@ def test_a_new_token_gets_what_the_formula_says(
                 want, near_keys = oracle(finished, q[:, :, -3:], k, v, at, b, h, i, reach)
                 assert sorted(picks[b, h, i].tolist()) == sorted(near_keys)
                 torch.testing.assert_close(out[b, h, i].double(), want, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize(("reach", "wider"), [(6144, 1), (40, 1), (25, 3)])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("per", [1, 3])
+def test_what_is_far_away_is_merged(
+    backend: str, per: int, dtype: torch.dtype, reach: int, wider: int, monkeypatch: pytest.MonkeyPatch
+):
+    """Blocks of 4 and of 16 chunks; the last queries see other ones than those before."""
+    monkeypatch.setattr(coterie.NearFar, "search", Search(reach=1, least=reach))
+    monkeypatch.setattr(merging, "SHOWN", 2)
+    monkeypatch.setattr(tree, "WIDER", wider)
+    q, k, v = tokens(149, dtype=dtype)
+    at = step(149, 8, (0, 37))
+    assert {level for level, _ in seen_by(35)} == {0, 1, 2}
+    assert len({tuple(seen_by(rank // 4 - 1)) for rank in at.rank[0].tolist()}) > 1
+    finished = Finished(coterie.NearFar(near=5, chunk=4, sinks=3, key_clusters=per), layer=1)
+    out, picks = decode(finished, q[:, :, -8:], k, v, at, 1 / math.sqrt(DIM))
+    tolerance = {torch.float64: 1e-9, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}[dtype]
+    for b, h, i in product(range(2), (0, 5), (0, 3, 7)):
+        want, near_keys = oracle(finished, q[:, :, -8:], k, v, at, b, h, i, reach)
+        assert sorted(picks[b, h, i].tolist()) == sorted(near_keys)
+        torch.testing.assert_close(out[b, h, i].double(), want, rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("sinks", [0, 4, 21])
@@ -174,7 +277,7 @@ def test_both_backends_pick_among_the_keys_that_are_searched(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("size", [1e19, 1e20, 1e30])
-def test_scores_may_overflow(backend: str, size: float):
+def test_scores_may_overflow(backend: str, size: float, shown: None):
     """What overflows is an answer like any other, inf or NaN, and the queries after it have theirs."""
     q, k, v = tokens(400)
     finished = Finished(coterie.NearFar(near=8, chunk=16), layer=0)
@@ -209,14 +312,14 @@ def test_few_keys_are_met_exactly_where_that_is_asked_for(backend: str):
         assert torch.allclose(out, want, atol=1e-5) == same
 
 
-def test_clusters_are_those_of_the_prefill():
+def test_clusters_are_those_of_the_prefill(shown: None):
     q, k, _ = tokens(129)
     options = coterie.NearFar(near=3, chunk=32, seed=5)
     plan = options.plan(q, k, is_causal=True, layer=2)
     means = plan.key_means
     assert means is not None
     finished = Finished(options, layer=2)
-    room = finished.finish(k, k, step(129).real, [3, 3])
+    room, _ = finished.finish(k, k, step(129).real, [3, 3])
     for b in range(2):
         for g in range(HEADS):
             for c in range(3 * finished.per):
@@ -227,7 +330,7 @@ def test_clusters_are_those_of_the_prefill():
                 assert sorted(found) == sorted(want)
 
 
-def test_it_does_not_matter_how_the_tokens_came(backend: str):
+def test_it_does_not_matter_how_the_tokens_came(backend: str, shown: None):
     q, k, v = tokens(133)
     options = coterie.NearFar(near=4, chunk=8)
     at = [100, 101, 117, 125, 126, 132]
@@ -253,7 +356,7 @@ def test_it_does_not_matter_how_the_tokens_came(backend: str):
     assert torch.equal(together[:, :, [0, 8, 9, 15]], torch.cat(alone[2:], 2))
 
 
-def test_a_sample_of_a_padded_batch_gets_what_it_gets_alone(backend: str):
+def test_a_sample_of_a_padded_batch_gets_what_it_gets_alone(backend: str, shown: None):
     q, k, v = tokens(97)
     options = coterie.NearFar(near=4, chunk=8)
     out, picks = decode(Finished(options, 0), q[:, :, -2:], k, v, step(97, 2, (0, 31)), 0.3)
@@ -272,7 +375,7 @@ def test_a_query_that_sees_nobody_gets_nothing(backend: str):
     assert bool(out[1, :, 1:].any())
 
 
-def test_what_was_cropped_is_not_finished():
+def test_what_was_cropped_is_not_finished(shown: None):
     q, k, v = tokens(70)
     options = coterie.NearFar(near=4, chunk=8)
     finished = Finished(options, 0)
@@ -287,7 +390,7 @@ def test_what_was_cropped_is_not_finished():
     assert torch.equal(out, want)
 
 
-def test_samples_change_places():
+def test_samples_change_places(shown: None):
     q, k, v = tokens(70, batch=3)
     at = step(70, padding=(0, 20, 3))
     options, index = coterie.NearFar(near=4, chunk=8), torch.tensor([1, 1, 0])
@@ -304,7 +407,7 @@ def test_samples_change_places():
 def test_the_kernel_refuses_what_it_cannot_read():
     q, k, v = tokens(70)
     finished = Finished(coterie.NearFar(near=4, chunk=8), 0)
-    room = finished.finish(k, v, step(70).real, [7, 7])
+    room, _ = finished.finish(k, v, step(70).real, [7, 7])
     broken = {
         "offsets: expected those of all keys": lambda: room.offsets.fill_(1),
         "order: expected places in a chunk": lambda: room.order.fill_(8),
@@ -327,16 +430,74 @@ def test_the_kernel_refuses_what_it_cannot_read():
         decode(finished, q[:, :, -1:], k, v, step(70), 0.3)
 
 
+def test_the_kernel_refuses_blocks_that_it_cannot_read(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(merging, "SHOWN", 2)
+    q, k, v = tokens(149)
+    finished = Finished(coterie.NearFar(near=4, chunk=4), 0)
+    want, _ = decode(finished, q[:, :, -1:], k, v, step(149), 0.3)
+    room, merged = finished.finish(k, v, step(149).real, [36, 36])
+    broken = {
+        "block_sizes: expected at least 0, got less": merged._replace(sizes=-merged.sizes),
+        "rank: expected finished chunks before the previous one": Merged(*(x[:, :, :3].contiguous() for x in merged)),
+        "block_keys: expected shape": merged._replace(mean_keys=merged.mean_keys[..., :16].contiguous()),
+        "labels: expected": merged._replace(labels=merged.labels[..., :3].contiguous()),
+    }
+    for message, blocks in broken.items():
+        finished.merged = blocks
+        with pytest.raises(ValueError, match=message):
+            decode(finished, q[:, :, -1:], k, v, step(149), 0.3)
+    # Nobody is inside of a cluster, or twice in two of them: an answer like any other.
+    finished.merged = merged._replace(labels=merged.labels + 99)
+    out, picks = decode(finished, q[:, :, -1:], k, v, step(149), 0.3)
+    assert bool(out.isfinite().all())
+    assert bool((picks < 149).all())
+    finished.merged = merged
+    assert torch.equal(decode(finished, q[:, :, -1:], k, v, step(149), 0.3)[0], want)
+    at = room.offsets[0, 0, 1].clone()
+    room.offsets[0, 0, 1] = -5
+    with pytest.raises(ValueError, match="offsets: expected ascending places, got others"):
+        decode(finished, q[:, :, -1:], k, v, step(149), 0.3)
+    room.offsets[0, 0, 1] = at
+
+
+@pytest.mark.parametrize("chunks", [*range(23), 85, 341, 1000])
+def test_blocks_are_kept_one_after_the_other(chunks: int):
+    """Where is what counting gives."""
+    found = [merging.number(level, block) for level, block in blocks_of(chunks)]
+    assert found == list(range(merging.complete(chunks)))
+
+
+@pytest.mark.parametrize("shown", [1, 2, 64])
+def test_a_query_sees_every_finished_chunk_once_and_few_clusters(shown: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(merging, "SHOWN", shown)
+    for chunks in (1, 7, 64, 65, 67, 68, 333, 5000):
+        seen = seen_by(chunks)
+        assert [c for level, block in seen for c in range(4**level * block, 4**level * (block + 1))] == [*range(chunks)]
+        for level in range(merging.top_level(chunks) + 1):
+            blocks = [block for each, block in seen if each == level]
+            assert blocks == [*range(4 * merging.blocks(level + 1, chunks), merging.blocks(level, chunks))]
+            assert len(blocks) <= shown + 4
+
+
 @pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
 def test_both_backends_keep_the_same(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(merging, "SHOWN", 2)
     _, k, v = tokens(133, dtype=dtype)
     k[0, 1, 40, 3] = float("inf")
-    at, options = step(133, padding=(0, 31)), coterie.NearFar(near=4, chunk=16, sinks=3)
-    native = Finished(options, 2).finish(k, v, at.real, [7, 5])
+    at, options = step(133, padding=(0, 31)), coterie.NearFar(near=4, chunk=4, sinks=3, key_clusters=2)
+    native, blocks = Finished(options, 2).finish(k, v, at.real, [32, 24])
     monkeypatch.setattr(finishing, "why_not", lambda: "not wanted here")
-    reference = Finished(options, 2).finish(k, v, at.real, [7, 5])
+    reference, others = Finished(options, 2).finish(k, v, at.real, [32, 24])
     for name, mine, theirs in zip(Room._fields, native, reference, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-6, msg=name.__add__, equal_nan=True)
+    for sample, made in enumerate([[(1, 0), (1, 1), (1, 2), (1, 3), (2, 0), (1, 4), (1, 5), (1, 6)], [(1, 0), (1, 4)]]):
+        block = torch.tensor([blocks_of(32).index(each) for each in made])
+        of_block = (block[:, None] * 2 + torch.arange(2)).flatten()
+        for name, mine, theirs in zip(Merged._fields, blocks, others, strict=True):
+            which = block if name == "labels" else of_block
+            pair = mine[sample, :, which], theirs[sample, :, which]
+            torch.testing.assert_close(*pair, rtol=1e-6, atol=1e-6, msg=name.__add__, equal_nan=True)
+    assert bool(blocks.key_steps[0, 1].isnan().any())
 
 
 def test_finish_refuses_what_it_cannot_write():

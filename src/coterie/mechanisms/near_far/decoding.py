@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from coterie.compiled import kernels, last_contiguous, why_not
+from coterie.mechanisms.near_far import merged, tree
 from coterie.mechanisms.near_far.finished import Finished, Room
 
 SHORTLIST = 2  # times as many keys as are wanted are looked at themselves
@@ -59,10 +61,10 @@ def decode(
         out (B, H, Nq, Dv) and picks (B, H, Nq, near) int32, the positions of the near keys, −1 behind the last one.
     """
     options = finished.options
-    room = finished.finish(k, v, step.real, step.finished(options.chunk))
+    room, blocks = finished.finish(k, v, step.real, step.finished(options.chunk))
     reach = max(options.near, options.search.looked_at(options.near, k.shape[2], causal=True))
     if q.device.type != "cpu" or k.dtype == torch.float64 or why_not():
-        return _reference(finished, room, q, k, v, step, scale, reach, least)
+        return _reference(finished, q, k, v, step, scale, reach, least)
     out = q.new_empty(*q.shape[:3], v.shape[3], dtype=torch.float32)
     picks = torch.empty(*q.shape[:3], options.near, dtype=torch.int32)
     kernels().decode(
@@ -72,11 +74,14 @@ def decode(
         step.real,
         step.rank,
         *room.native(),
+        *blocks,
         options.chunk,
         finished.per,
         options.sinks,
         options.near,
         reach,
+        tree.WIDER,
+        merged.SHOWN,
         least,
         scale,
         torch.get_num_threads(),
@@ -87,102 +92,69 @@ def decode(
 
 
 def _reference(
-    finished: Finished, room: Room, q: Tensor, k: Tensor, v: Tensor, step: Step, scale: float, reach: int, least: int
+    finished: Finished, q: Tensor, k: Tensor, v: Tensor, step: Step, scale: float, reach: int, least: int
 ) -> tuple[Tensor, Tensor]:
     """In plain PyTorch, query by query: the definition of what the kernel gives."""
-    options, share = finished.options, q.shape[1] // k.shape[1]
+    chunk, sinks, share = finished.options.chunk, finished.options.sinks, q.shape[1] // k.shape[1]
     wide = torch.promote_types(k.dtype, torch.float32)
     out = torch.zeros(*q.shape[:3], v.shape[3], dtype=wide, device=q.device)
-    picks = torch.full((*q.shape[:3], options.near), -1, dtype=torch.int32, device=q.device)
-    for b in range(q.shape[0]):
-        for i, rank in enumerate(step.rank[b].tolist()):
-            if rank < 0:
-                continue
-            begin = 0 if rank + 1 < least else max(0, rank // options.chunk - 1) * options.chunk
-            query = q[b, :, i].to(wide).unflatten(0, (-1, share))
-            near, left = _pick(finished, room, b, query, k[b].to(wide), step.real[b], scale, begin, reach)
-            picks[b, :, i, : near.shape[-1]] = near.flatten(0, 1)
-            met = torch.cat([step.real[b, : min(options.sinks, begin)], step.real[b, begin : rank + 1]]).long()
-            keys, values = (x[b].to(wide) for x in (k, v))
-            chosen = near.long()
-            near_keys, near_values = (
-                x.gather(1, chosen.flatten(1)[..., None].expand(-1, -1, x.shape[-1])).unflatten(1, chosen.shape[1:])
-                for x in (keys, values)
-            )
-            clusters = left.shape[-1]
-            scores = torch.cat(
-                [
-                    query @ keys[:, met].mT * scale,
-                    (query[:, :, None] @ near_keys.mT).squeeze(2) * scale,
-                    query @ room.means_of_keys(b, clusters, k.shape[3]).to(wide).mT * scale + left.to(wide).log(),
-                ],
-                -1,
-            )
-            exact, picked, far = scores.softmax(-1).split([len(met), chosen.shape[-1], clusters], -1)
-            answer = exact @ values[:, met] + (picked[:, :, None] @ near_values).squeeze(2)
-            out[b, :, i] = (answer + far @ room.means_of_values(b, clusters, v.shape[3]).to(wide)).flatten(0, 1)
+    picks = torch.full((*q.shape[:3], finished.options.near), -1, dtype=torch.int32, device=q.device)
+    for b, g, i in product(range(q.shape[0]), range(k.shape[1]), range(q.shape[2])):
+        rank, heads = int(step.rank[b, i]), slice(g * share, (g + 1) * share)
+        if rank < 0:
+            continue
+        begin = 0 if rank + 1 < least else max(0, rank // chunk - 1) * chunk
+        query, keys, values = (x.to(wide) for x in (q[b, heads, i], k[b, g], v[b, g]))
+        clusters = tree.Tree(finished, b, g, (k.shape[3], v.shape[3]), begin // chunk if begin > sinks else 0)
+        nodes = clusters.seen()
+        near, inside = _pick(clusters, query, keys, step.real[b], scale, reach)
+        picks[b, heads, i, : near.shape[1]] = near.to(torch.int32)
+        means = clusters.kept(nodes)
+        left = means.sizes.expand(share, -1).clone().scatter_add_(1, inside, -torch.ones_like(inside))
+        met = torch.cat([step.real[b, : min(sinks, begin)], step.real[b, begin : rank + 1]]).long()
+        near_scores = (keys[near] @ query[..., None]).squeeze(2)
+        far_scores = query @ means.keys.to(wide).mT * scale + left.to(wide).log()
+        far_scores = torch.where(left > 0, far_scores, float("-inf"))
+        scores = torch.cat([query @ keys[met].mT * scale, near_scores * scale, far_scores], 1)
+        exact, picked, far = scores.softmax(1).split([len(met), near.shape[1], left.shape[1]], 1)
+        far_values = torch.where(left[..., None] > 0, means.values.to(wide), 0)
+        answer = exact @ values[met] + (picked[:, None] @ values[near]).squeeze(1)
+        out[b, heads, i] = answer + (far[:, None] @ far_values).squeeze(1)
     return out.to(v.dtype), picks
 
 
 def _pick(
-    finished: Finished,
-    room: Room,
-    b: int,
-    query: Tensor,
-    keys: Tensor,
-    real: Tensor,
-    scale: float,
-    begin: int,
-    reach: int,
+    clusters: tree.Tree, query: Tensor, keys: Tensor, real: Tensor, scale: float, reach: int
 ) -> tuple[Tensor, Tensor]:
-    """The near keys (Hk, share, ≤ near) of queries (Hk, share, D), and how many keys each cluster has left."""
-    options = finished.options
-    far = max(0, begin - options.sinks)
-    clusters = begin // options.chunk * finished.per if far else 0
-    lead, dim = query.shape[:2], query.shape[-1]
-    sizes = room.offsets[b, :, : clusters + 1].diff().long()
-    if far == 0 or options.near == 0:
-        return query.new_zeros(*lead, 0, dtype=torch.int32), sizes[:, None].expand(*lead, -1)
-    cluster = torch.arange(clusters, device=query.device).expand_as(sizes)
-    cluster = torch.stack([each.repeat_interleave(n) for each, n in zip(cluster, sizes, strict=True)])  # of each place
-    order = room.order[b, :, :far] + cluster // finished.per * options.chunk  # ranks of keys
-    likes = query @ room.means_of_keys(b, clusters, dim).to(query.dtype).mT * scale
+    """The near keys (share, ≤ near) of queries (share, D), and which of the clusters that they see those are in."""
+    options, room = clusters.finished.options, clusters.finished.room
+    assert room is not None
+    if not options.near:
+        return (torch.zeros(len(query), 0, dtype=torch.int64, device=query.device),) * 2
+    nodes = clusters.search(query, scale, reach)
+    sizes, own = clusters.kept(nodes).sizes, nodes.block * clusters.finished.per + nodes.which
+    mine = torch.arange(len(sizes), device=query.device).repeat_interleave(sizes)  # of each key that is held
+    first = room.offsets[clusters.b, clusters.g, own].long() - (sizes.cumsum(0) - sizes)
+    places = torch.arange(len(mine), device=query.device) + first[mine]
+    ranks = room.order[clusters.b, clusters.g, places].long() + nodes.block[mine] * options.chunk
+    by_rank = ranks.argsort()
+    mine, places, ranks = mine[by_rank], places[by_rank], ranks[by_rank]
+    likes = clusters.likes(nodes, query, scale)
     likes = torch.where(likes.isfinite(), likes, 0)
-    scores = _coded(room, b, far, torch.where(query.isfinite(), query, 0) * scale)
-    scores = scores + likes.gather(-1, cluster[:, None].expand_as(scores))
-    scores = scores.clamp(*(sign * torch.finfo(torch.float32).max for sign in (-1, 1)))
-    if far > reach:
-        searched = _searched(likes, sizes, reach)
-        scores = scores.masked_fill(~searched.gather(-1, cluster)[:, None], float("-inf"))
-    by_rank = order.argsort(-1)[:, None].expand_as(scores)
-    exact = query @ keys[:, real[options.sinks : begin].long()].mT * scale
-    best = (
-        scores.gather(-1, by_rank).sort(dim=-1, descending=True, stable=True).indices[..., : SHORTLIST * options.near]
+    scores = (
+        _coded(room, clusters.b, clusters.g, places, torch.where(query.isfinite(), query, 0) * scale) + likes[:, mine]
     )
-    searched_too = scores.gather(-1, by_rank.gather(-1, best)) > float("-inf")
-    looked_at = torch.where(searched_too, exact.gather(-1, best), float("-inf"))
-    shortlist = torch.full_like(exact, float("-inf")).scatter(-1, best, looked_at)
-    best = shortlist.nan_to_num(torch.inf, torch.inf, -torch.inf).sort(dim=-1, descending=True, stable=True).indices
-    places = by_rank.gather(-1, best[..., : options.near])
-    near = real[order.long()][:, None].expand_as(scores).gather(-1, places)
-    taken = cluster[:, None].expand_as(scores).gather(-1, places)
-    left = sizes[:, None].expand(*lead, -1).clone()
-    return near, left.scatter_add_(-1, taken, -torch.ones_like(taken))
+    scores = scores.clamp(*(sign * torch.finfo(torch.float32).max for sign in (-1, 1)))
+    best = scores.sort(dim=1, descending=True, stable=True).indices[:, : SHORTLIST * options.near].sort(1).values
+    exact = (keys[real.long()[ranks[best]]] @ query[..., None]).squeeze(2) * scale
+    exact = exact.nan_to_num(torch.inf, torch.inf, -torch.inf)
+    best = best.gather(1, exact.sort(dim=1, descending=True, stable=True).indices[:, : options.near])
+    return real.long()[ranks[best]], nodes.seen[mine[best]]
 
 
-def _coded(room: Room, b: int, far: int, query: Tensor) -> Tensor:
-    """The products of queries in bytes with the residuals of keys, (Hk, share, far)."""
+def _coded(room: Room, b: int, g: int, places: Tensor, query: Tensor) -> Tensor:
+    """The products of queries (share, D) in bytes with the residuals of keys, (share, n)."""
     top = query.to(torch.float32).abs().amax(-1, keepdim=True)
     whole = (query.to(torch.float32) / torch.where(top > 0, top, 1) * _BYTE).round().to(torch.float64)
-    residuals, tops = room.residuals(b, far, query.shape[-1])
-    return (whole @ residuals.mT * (top.clamp(1e-30, 1e28) / (15 * _BYTE)) * tops[:, None]).to(query.dtype)
-
-
-def _searched(likes: Tensor, sizes: Tensor, reach: int) -> Tensor:
-    """The clusters (Hk, C) that one of the heads that share them likes best, until they hold `reach` keys."""
-    likes = likes.masked_fill(sizes[:, None] == 0, float("-inf"))
-    likes = (likes - likes.amax(-1, keepdim=True)).amax(1)
-    ranked = likes.sort(dim=-1, descending=True, stable=True).indices
-    held = sizes.gather(-1, ranked)
-    before = held.cumsum(-1) - held
-    return torch.zeros_like(sizes, dtype=torch.bool).scatter(-1, ranked, before < reach) & (sizes > 0)
+    residuals, tops = room.residuals(b, g, places, query.shape[-1])
+    return (whole @ residuals.mT * (top.clamp(1e-30, 1e28) / (15 * _BYTE)) * tops).to(query.dtype)

@@ -6,15 +6,16 @@ for.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from coterie.compiled import kernels, last_contiguous, why_not
+from coterie.mechanisms.near_far.codes import LEAST, MOST, PANEL, above, padded, whole, wide
 from coterie.mechanisms.near_far.counts import Count, Fixed, Rate
 from coterie.mechanisms.near_far.levels import PER_MEAN, SAMPLE
+from coterie.mechanisms.near_far.merged import TIMES, Clusters, Merged, blocks, clusters_of, needed_for, top_level
 from coterie.planning import native as native_steps
 from coterie.planning import reference as reference_steps
 from coterie.planning.kmeans import Draws
@@ -23,12 +24,12 @@ from coterie.planning.orders import Parts, ceil_div
 if TYPE_CHECKING:
     from coterie.mechanisms.near_far import NearFar
 
-PANEL = 16  # keys whose codes lie side by side
 _QUAD, _CODED = 4, 8  # bytes of a key that do, and the numbers that they hold
-_SHORT = 32767  # means are whole numbers of 16 bits
-_LEAST, _MOST = 1e-30, 1e28  # of what codes are multiplied with
 _NARROW = 256  # keys of a chunk whose places fit into a byte
 _PIECE = 1024  # keys that are clustered at a time, as each takes some memory
+_MERGED = (
+    16  # clusters of chunks that are merged at a time: more of them would take more memory than they need in the end
+)
 
 
 class Room(NamedTuple):
@@ -47,14 +48,14 @@ class Room(NamedTuple):
     def of(k: Tensor, v: Tensor, chunks: int, chunk: int, per: int) -> Room:
         """Room for so many chunks. What nobody has written to takes no memory, as in `Buffer`, so it is not filled."""
         lead = k.shape[:2]
-        places, clusters = _padded(chunks * chunk), chunks * per
-        quads = _padded(k.shape[3]) // _CODED
+        places, clusters = padded(chunks * chunk), chunks * per
+        quads = padded(k.shape[3]) // _CODED
         return Room(
             k.new_empty(*lead, places // PANEL, quads, PANEL, _QUAD, dtype=torch.uint8),
             k.new_empty(*lead, places, dtype=torch.bfloat16),
             k.new_empty(*lead, places, dtype=torch.uint8 if chunk <= _NARROW else torch.int32),
             k.new_zeros(*lead, clusters + 1, dtype=torch.int32),  # the first cluster begins at 0
-            *(k.new_empty(*lead, clusters, _padded(x.shape[3]), dtype=torch.int16) for x in (k, v)),
+            *(k.new_empty(*lead, clusters, padded(x.shape[3]), dtype=torch.int16) for x in (k, v)),
             *(k.new_empty(*lead, clusters, dtype=torch.float32) for _ in (k, v)),
         )
 
@@ -83,54 +84,25 @@ class Room(NamedTuple):
         ):
             sums = torch.zeros(*labels.shape[:2], clusters, x.shape[-1], dtype=torch.float64, device=x.device)
             sums.scatter_add_(2, labels[..., None].expand_as(x), x.to(torch.float64))
-            whole, step = _whole(sums / sizes.clamp(min=1)[..., None])
-            means[samples, :, first:stop], steps[samples, :, first:stop] = _wide(whole, 0).to(torch.int16), step
+            kept_means = whole(sums / sizes.clamp(min=1)[..., None])
+            means[samples, :, first:stop], steps[samples, :, first:stop] = kept_means
         means = kept.means(self)
         keys = torch.where(kept.keys.isfinite(), kept.keys, 0).to(torch.float64)
         rest = torch.where(kept.keys.isfinite(), (keys - means).to(torch.float32), 0).gather(
             2, order[..., None].expand_as(keys)
         )
-        tops = _above(rest.abs().amax(-1).clamp(_LEAST, _MOST))
+        tops = above(rest.abs().amax(-1).clamp(LEAST, MOST))
         halves = ((rest / tops.to(torch.float32)[..., None]).to(torch.float64) * 7.5 - 0.5).round().clamp(-8, 7) + 8
-        halves = _wide(halves, 8).to(torch.uint8).unflatten(-1, (-1, 2, _QUAD))
+        halves = wide(halves, 8).to(torch.uint8).unflatten(-1, (-1, 2, _QUAD))
         quads = halves[..., 0, :] | halves[..., 1, :] << 4
         self.codes[samples[:, None], :, place // PANEL, :, place % PANEL] = quads.transpose(1, 2)
         self.tops[samples[:, None], :, place] = tops.transpose(1, 2)
 
-    def means_of_keys(self, b: int, clusters: int, dim: int) -> Tensor:
-        """The mean keys of a sample, (Hk, clusters, D) float64."""
-        return self.mean_keys[b, :, :clusters, :dim].to(torch.float64) * self.key_steps[b, :, :clusters, None]
-
-    def means_of_values(self, b: int, clusters: int, dim: int) -> Tensor:
-        """The mean values of a sample, (Hk, clusters, Dv) float64."""
-        return self.mean_values[b, :, :clusters, :dim].to(torch.float64) * self.value_steps[b, :, :clusters, None]
-
-    def residuals(self, b: int, places: int, dim: int) -> tuple[Tensor, Tensor]:
-        """Residuals of a sample in whole numbers, −15, −13, … 15, (Hk, places, D) float64; and what 15 stands for."""
-        quads = self.codes[b].transpose(2, 3).flatten(1, 2)  # (Hk, places, quads, 4)
-        halves = torch.stack([quads & 15, quads >> 4], -2).flatten(2)[:, :places, :dim]
-        return 2 * halves.to(torch.float64) - 15, self.tops[b, :, :places].to(torch.float32)
-
-
-def _padded(size: int) -> int:
-    return ceil_div(size, PANEL) * PANEL
-
-
-def _wide(x: Tensor, filling: int) -> Tensor:
-    return torch.nn.functional.pad(x, (0, _padded(x.shape[-1]) - x.shape[-1]), value=filling)
-
-
-def _whole(means: Tensor) -> tuple[Tensor, Tensor]:
-    """Means as whole numbers of 16 bits, and what each is to be multiplied with: NaN if one is not finite."""
-    finite = (means.abs() <= torch.finfo(torch.float32).max).all(-1)
-    step = means.abs().amax(-1).to(torch.float32).clamp(min=_LEAST) / _SHORT
-    whole = torch.where(finite[..., None], (means / step.to(torch.float64)[..., None]).round(), 0)
-    return whole, torch.where(finite, step, torch.nan)
-
-
-def _above(x: Tensor) -> Tensor:
-    """The least numbers of bfloat16 that are not below x > 0."""
-    return ((x.contiguous().view(torch.int32) + 0xFFFF) >> 16).to(torch.int16).view(torch.bfloat16)
+    def residuals(self, b: int, g: int, places: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+        """Residuals at places (n,) in whole numbers, −15, −13, … 15, (n, D) float64; and what 15 stands for."""
+        quads = self.codes[b, g, places // PANEL, :, places % PANEL]  # (n, quads, 4)
+        halves = torch.stack([quads & 15, quads >> 4], -2).flatten(1)[:, :dim]
+        return 2 * halves.to(torch.float64) - 15, self.tops[b, g, places].to(torch.float32)
 
 
 class Kept(NamedTuple):
@@ -169,35 +141,48 @@ class Finished:
         self.per = self._count.room
         self.chunks: list[int] = []  # that are finished, of each sample
         self.room: Room | None = None
+        self.merged: Merged | None = None  # what there is room for with them
 
-    def finish(self, k: Tensor, v: Tensor, real: Tensor, wanted: list[int]) -> Room:
+    def finish(self, k: Tensor, v: Tensor, real: Tensor, wanted: list[int]) -> tuple[Room, Merged]:
         """Make the clusters that are still missing of the first `wanted` chunks of each sample.
 
         Args:
             k, v: (B, Hk, N, D) all that is cached.
             real: (B, N) int32, the positions of real keys in order.
         """
-        if self.room is not None and self.chunks == wanted:  # as for most tokens
-            return self.room
+        if self.room is not None and self.merged is not None and self.chunks == wanted:  # as for most tokens
+            return self.room, self.merged
         if len(self.chunks) != k.shape[0]:
-            self.chunks, self.room = [0] * k.shape[0], None
+            self.chunks, self.room, self.merged = [0] * k.shape[0], None, None
         most, chunk = max(wanted, default=0), self.options.chunk
         if self.room is None or self.room.key_steps.shape[2] < most * self.per:
             larger = Room.of(k, v, 2 * most, chunk, self.per)
             if self.room is not None:
                 larger.hold(self.room)
             self.room = larger
+        needed = needed_for(most)
+        if self.merged is None or self.merged.labels.shape[2] < needed:
+            more = Merged.of(k, v, needed + needed // 4, self.per)
+            if self.merged is not None:
+                more.hold(self.merged)
+            self.merged = more
         missing: dict[tuple[int, int], list[int]] = {}
         for sample, (done, stop) in enumerate(zip(self.chunks, wanted, strict=True)):
             if done < stop:
                 missing.setdefault((done, stop), []).append(sample)
         step = max(1, _PIECE // chunk)
         for (done, stop), samples in missing.items():
+            index = torch.tensor(samples, device=k.device)
             for first in range(done, stop, step):
-                self._cluster(k, v, real, torch.tensor(samples, device=k.device), first, min(first + step, stop))
+                self._cluster(k, v, real, index, first, min(first + step, stop))
+            for level in range(1, top_level(stop) + 1):
+                step = max(1, _MERGED // (TIMES * self.per))
+                for first in range(blocks(level, done), blocks(level, stop), step):
+                    self._merge(k, v, index, level, first, min(first + step, blocks(level, stop)))
             for sample in samples:
                 self.chunks[sample] = stop
-        return self.room
+        assert self.merged is not None
+        return self.room, self.merged
 
     def crop(self, keys: list[int]) -> None:
         """Only so many real keys of each sample are left: what is not full any more is not finished."""
@@ -207,7 +192,8 @@ class Finished:
         """Let sample i be what sample index[i] was."""
         if self.room is not None:
             moved = (index != torch.arange(len(index), device=index.device)).nonzero()[:, 0]
-            for each in self.room:
+            assert self.merged is not None
+            for each in (*self.room, *self.merged):
                 each[moved] = each[index[moved]]
         self.chunks = [self.chunks[i] for i in index.tolist()]
 
@@ -218,8 +204,9 @@ class Finished:
         first, count = int(edges[0]), int(edges[-1] - edges[0])
         rows = real[samples, first : first + count]
         keys, values = (_take(x, samples, rows) for x in (k, v))
-        native = k.device.type == "cpu" and k.dtype != torch.float64 and not why_not()
-        labels = self._labels(keys, edges - first, native_steps.kmeans if native else reference_steps.kmeans)
+        native = _native(k)
+        parts = _pieces(edges - first, len(samples))
+        labels = self._labels(keys, parts, self._count.of(parts.sizes))
         labels = labels + ((torch.arange(first, first + count, device=k.device) // chunk - begin) * per)
         places = torch.arange(first, first + count, device=k.device) % chunk
         kept = Kept(samples, places, keys, values, labels, first - sinks, begin * per, (stop - begin) * per)
@@ -232,15 +219,35 @@ class Finished:
         else:
             self.room.keep(kept)
 
-    def _labels(self, keys: Tensor, edges: Tensor, kmeans: Callable[..., tuple[Tensor, Tensor]]) -> Tensor:
-        """The cluster of each key in its chunk, as a causal plan would have it."""
-        batch, length = keys.shape[0], keys.shape[2]
-        everyone = torch.arange(length, dtype=torch.int32, device=keys.device).expand(batch, -1)
-        start, stop = (x.to(torch.int32).expand(batch, -1) for x in (edges[:-1], edges[1:]))
-        parts = Parts(everyone, start, stop)
-        counts = self._count.of(parts.sizes)
+    def _merge(self, k: Tensor, v: Tensor, samples: Tensor, level: int, begin: int, stop: int) -> None:
+        """Blocks `begin` to `stop` of a level, of some samples: k-means of the mean keys of the level below."""
+        assert self.room is not None
+        assert self.merged is not None
+        below = torch.arange(TIMES * begin, TIMES * stop, device=k.device)
+        at = clusters_of(level - 1, below, self.per)
+        inside = Clusters.at(self.room, self.merged, level - 1, samples, at, (k.shape[3], v.shape[3]))
+        parts = _pieces(torch.arange(0, len(at) + 1, TIMES * self.per, device=k.device), len(samples))
+        labels = self._labels(inside.keys.to(torch.float32), parts, torch.full_like(parts.sizes, self.per))
+        self.merged.keep(samples, level, begin, inside, labels)
+
+    def _labels(self, rows: Tensor, parts: Parts, counts: Tensor) -> Tensor:
+        """The cluster of each row in its part, as a causal plan would have it."""
+        steps = native_steps if _native(rows) else reference_steps
         draws: Draws = {"seed": self.options.seed, "layer": self.layer, "per_head": False}
-        return kmeans(keys, parts, self.per, self.options.iterations, counts=counts, sample=SAMPLE, **draws)[0]
+        options = {"counts": counts, "sample": SAMPLE, **draws}
+        return steps.kmeans(rows, parts, self.per, self.options.iterations, **options)[0]
+
+
+def _native(rows: Tensor) -> bool:
+    """Whether the kernels can work with these."""
+    return rows.device.type == "cpu" and rows.dtype != torch.float64 and not why_not()
+
+
+def _pieces(edges: Tensor, batch: int) -> Parts:
+    """Rows that lie side by side, cut at these edges, which begin with 0."""
+    everyone = torch.arange(int(edges[-1]), dtype=torch.int32, device=edges.device).expand(batch, -1)
+    bounds = edges.to(torch.int32).expand(batch, -1)
+    return Parts(everyone, bounds[:, :-1], bounds[:, 1:])
 
 
 def _take(x: Tensor, samples: Tensor, rows: Tensor) -> Tensor:
