@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 _QUAD, _CODED = 4, 8  # bytes of a key that do, and the numbers that they hold
 _NARROW = 256  # keys of a chunk whose places fit into a byte
 _PIECE = 1024  # keys that are clustered at a time, as each takes some memory
-_MERGED = (
-    16  # clusters of chunks that are merged at a time: more of them would take more memory than they need in the end
-)
+_MERGED = 16  # clusters of chunks that are merged at a time: more would take more memory than they need in the end
 
 
 class Room(NamedTuple):
@@ -170,15 +168,15 @@ class Finished:
         for sample, (done, stop) in enumerate(zip(self.chunks, wanted, strict=True)):
             if done < stop:
                 missing.setdefault((done, stop), []).append(sample)
-        step = max(1, _PIECE // chunk)
+        some, few = max(1, _PIECE // chunk), max(1, _MERGED // (TIMES * self.per))
         for (done, stop), samples in missing.items():
             index = torch.tensor(samples, device=k.device)
-            for first in range(done, stop, step):
-                self._cluster(k, v, real, index, first, min(first + step, stop))
+            for first in range(done, stop, some):
+                self._cluster(k, v, real, index, first, min(first + some, stop))
             for level in range(1, top_level(stop) + 1):
-                step = max(1, _MERGED // (TIMES * self.per))
-                for first in range(blocks(level, done), blocks(level, stop), step):
-                    self._merge(k, v, index, level, first, min(first + step, blocks(level, stop)))
+                last = blocks(level, stop)
+                for first in range(blocks(level, done), last, few):
+                    self._merge(k, v, index, level, first, min(first + few, last))
             for sample in samples:
                 self.chunks[sample] = stop
         assert self.merged is not None
