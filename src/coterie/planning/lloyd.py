@@ -29,7 +29,7 @@ def _nearest(
     half_norms = (centroids * centroids).sum(-1) / 2
     launch(
         nearest,
-        (part.shape[-1], batch * heads),
+        (part.shape[-1] * batch * heads,),
         *_rows(x, order),
         *(part, slot, stop, counts, centroids, half_norms, labels),
         *(heads, part.shape[-1], parts, clusters, order.shape[-1]),
@@ -51,7 +51,7 @@ def _member_sums(x: Tensor, order: Tensor, members: Tensor, first: Tensor) -> Te
 
     sums, count = _no_sums(x, order, members, first), first.shape[-1] - 1
     tensors = (*_rows(x, order), members, first, sums, count, order.shape[-1])
-    grid = (ceil_div(count, _SUMS), x.shape[0] * x.shape[1])
+    grid = (ceil_div(count, _SUMS) * x.shape[0] * x.shape[1],)
     launch(member_sums, grid, *tensors, **_width(x.shape[-1]), ROWS=_SUMS)
     return sums
 
@@ -114,7 +114,7 @@ def _cluster_parts(
     found = centroids.clone()
     launch(
         cluster_parts,
-        (parts, batch * heads),
+        (parts * batch * heads,),
         *_rows(x, trained),
         *(trained_start, trained_stop, order, order.stride(1), start, stop, counts, found, labels),
         *(heads, parts, clusters, order.shape[-1], iterations),

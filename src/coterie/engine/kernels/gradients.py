@@ -179,7 +179,7 @@ def _round_queries(prepared: Prepared, given: Inputs, each: Given, one: Round, t
     for begin, step, count in _portions(given, mask.pairs, pool):
         launch(
             kernels.round_queries,
-            (tiles.number, count),
+            (tiles.number * count,),
             *tensors[:6],
             *(sums.q, mask.pairs, mask.rows, tiles, call, one, prepared.others, given.scale, begin, step),
             **prepared.widths,
@@ -220,7 +220,7 @@ def _round_keys(prepared: Prepared, given: Inputs, each: Given, one: Round, tens
             slot_mask = None if key_sums is None else new((heads, slots, split, 1))
         launch(
             kernels.round_keys,
-            (cut.tiles.number, heads, split),
+            (cut.tiles.number * heads, split),
             *tensors,
             *(slot_k, slot_v, slot_mask, cut.tiles, cut.last, cut.by_start, cut.low, cut.high),
             *(call, one, prepared.others, given.scale, first_slot, slots, split),
@@ -253,7 +253,7 @@ def _add_lists(source: Tensor, listed: Tensor, first: Tensor, total: Tensor, spl
     heads, targets = listed.shape[0], first.shape[-1] - 1
     dim = source.shape[-1]
     begin, end = first[:, :-1].contiguous(), first[:, 1:].contiguous()
-    grid = (-(-targets // ROWS), heads)
+    grid = (-(-targets // ROWS) * heads,)
     tensors = (source, listed.shape[-1], listed, listed.shape[-1], begin, end, total, targets, 0, targets)
     launch(sum_lists, grid, *tensors, DIM=dim, BLOCK=padded(dim), ROWS=ROWS, SPLIT=split, MEAN=False)
 
@@ -268,10 +268,10 @@ def _selves(prepared: Prepared, given: Inputs, tensors: _Tensors, sums: _Sums, a
     heads = given.q.shape[0] * call.heads
     fixed: dict[str, Any] = {**prepared.widths, "ROWS": ROWS}
     read = (tensors.q, tensors.k, tensors.v, tensors.grad, tensors.shift, tensors.wild, alone.contiguous(), self_keys)
-    grid = (-(-call.num_queries // ROWS), heads)
+    grid = (-(-call.num_queries // ROWS) * heads,)
     launch(kernels.self_queries, grid, *read, sums.q, slopes, kept, call, given.scale, **fixed)
     listed, first = lists_by_row(torch.where(self_keys < 0, call.num_keys, self_keys), call.num_keys)
-    grid = (-(-call.num_keys // ROWS), given.q.shape[0] * call.key_heads)
+    grid = (-(-call.num_keys // ROWS) * given.q.shape[0] * call.key_heads,)
     lists = (tensors.q, tensors.grad, slopes, kept, listed, first, sums.k, sums.v, call, given.scale)
     launch(kernels.self_key_rows, grid, *lists, **fixed)
     return slopes
@@ -289,5 +289,5 @@ def _spread(total: Tensor, means: list[Tensor], length: int) -> None:
     dim = total.shape[-1]
     tensors = (total, total, listed, first, intervals.by_start, start, stop, low, high)
     sizes = (length, slots, start.shape[-1], total.shape[2])
-    grid = (-(-length // ROWS), heads)
+    grid = (-(-length // ROWS) * heads,)
     launch(spread_means, grid, *tensors, *sizes, DIM=dim, BLOCK=padded(dim), ROWS=ROWS)

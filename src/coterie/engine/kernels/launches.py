@@ -108,7 +108,7 @@ def with_means(x: Tensor, means: list[Tensor]) -> Tensor:
     batch, heads, length, dim = x.shape
     rows = x.new_empty((batch, heads, length + start.shape[-1], dim))
     rows[:, :, :length] = x
-    grid = (-(-start.shape[-1] // ROWS), batch * heads)
+    grid = (-(-start.shape[-1] // ROWS) * batch * heads,)
     sizes = (start.shape[-1], length, rows.shape[2])
     shape = {"DIM": dim, "BLOCK": padded(dim), "ROWS": ROWS, "SPLIT": 1, "MEAN": True}
     launch(sum_lists, grid, rows, rows.shape[2], order, order.shape[-1], start, stop, rows, *sizes, **shape)
@@ -121,7 +121,7 @@ def cleaned(x: Tensor) -> tuple[Tensor, Tensor]:
     copy = x.new_empty(x.shape)
     wild = x.new_empty((batch, heads, rows), dtype=torch.float32)
     shape = {"DIM": dim, "BLOCK": padded(dim), "ROWS": ROWS}
-    launch(clean_rows, (-(-rows // ROWS), batch * heads), Rows.of(x), copy, wild, heads, rows, **shape)
+    launch(clean_rows, (-(-rows // ROWS) * batch * heads,), Rows.of(x), copy, wild, heads, rows, **shape)
     return copy, wild
 
 
@@ -147,7 +147,7 @@ def forward(given: Inputs) -> tuple[Tensor, Tensor, Tensor]:
         tiles = query_tiles(one, size.rows // pool, pool)
         launch(
             kernels.round_forward,
-            (tiles.number, heads // pool),
+            (tiles.number * (heads // pool),),
             *(q, k, v, wild, out, top, total, tiles, call, one, prepared.others, given.scale),
             **widths,
             **tile_constants(size.rows, size.keys, given.q.dtype),
@@ -156,7 +156,7 @@ def forward(given: Inputs) -> tuple[Tensor, Tensor, Tensor]:
             num_stages=size.stages,
         )
     self_keys = None if given.self_keys is None else given.self_keys.contiguous()
-    grid = (-(-call.query_rows // ROWS), heads)
+    grid = (-(-call.query_rows // ROWS) * heads,)
     tensors = (q, k, v, wild, out, top, total, alone, self_keys, call, given.scale)
     launch(kernels.finish, grid, *tensors, **widths, ROWS=ROWS)
     return out, top, alone
