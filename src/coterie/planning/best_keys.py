@@ -8,8 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from coterie.launching import launch
 from coterie.planning.bytes import Bytes
-from coterie.planning.lloyd import launch, padded
+from coterie.planning.lloyd import padded
 from coterie.planning.orders import ceil_div, compact
 
 _ROWS, _KEYS = 8, 64  # of a program: as many groups as search together, and so many keys at a time

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from coterie.launching import launch
 from coterie.planning.orders import ceil_div
 
 _ROWS, _CENTROIDS, _SUMS = 32, 32, 16  # of a program
@@ -71,12 +72,6 @@ def _width(dim: int) -> dict[str, int]:
 def padded(size: int) -> int:
     """The power of two that a row is padded to, at least the 16 that a tensor core multiplies."""
     return max(16, 1 << (size - 1).bit_length())
-
-
-def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
-    """Run a kernel over a grid, if there is anything in it."""
-    if 0 not in grid:
-        kernel[grid](*args, **constants, enable_fp_fusion=True)
 
 
 nearest_op = torch.library.custom_op(

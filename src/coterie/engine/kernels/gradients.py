@@ -17,7 +17,6 @@ from coterie.engine.flat import Inputs
 from coterie.engine.kernels import backward as kernels
 from coterie.engine.kernels.arguments import Round, Rows
 from coterie.engine.kernels.launches import ROWS, Prepared, cleaned, tile_constants, with_means
-from coterie.engine.kernels.launching import launch
 from coterie.engine.kernels.rounds import (
     Given,
     Intervals,
@@ -29,6 +28,7 @@ from coterie.engine.kernels.rounds import (
 )
 from coterie.engine.kernels.rows import spread_means, sum_lists, weigh_gradient
 from coterie.engine.kernels.sizes import gradient_tile, key_tile, padded
+from coterie.launching import launch
 
 _SLOTS = 2  # times the key rows: so many slots have gradients in memory at a time
 _LEAST = 4096  # and so many, however few keys there are
@@ -84,7 +84,7 @@ class _MaskSums(NamedTuple):
         elif self.keys is not None:
             found = _folded(self.keys[:, :, None], mask, sum_queries=False)
         assert found is not None
-        if alone is not None and self_keys is not None:
+        if alone is not None and self_keys is not None and found.numel():
             batch, heads, queries = alone.shape
             axes = [torch.arange(n, device=mask.device).view(s) for n, s in ((batch, (-1, 1, 1)), (heads, (1, -1, 1)))]
             row = torch.arange(queries, device=mask.device)
@@ -125,7 +125,7 @@ def backward(
         mask=_MaskSums.of(given, call.query_rows, mask_needs_grad),
     )
     slopes = None
-    if out.numel():
+    if lse.numel():
         tensors = _Tensors(
             Rows.of(cleaned(with_means(given.q, given.query_means))[0]),
             Rows.of(cleaned(with_means(given.k, given.key_means))[0]),
@@ -236,10 +236,10 @@ def _round_keys(prepared: Prepared, given: Inputs, each: Given, one: Round, tens
         keys = torch.where(cut.covered, order, call.key_rows)
         lists = lists_by_row(keys.view(given.q.shape[0] * call.key_heads, -1), call.key_rows)
         for source, total in ((slot_k, sums.k), (slot_v, sums.v)):
-            _add_lists(source, *lists, total, split)
+            add_lists(source, *lists, total, split)
         if slot_mask is not None and key_sums is not None:
             real = torch.where(keys < call.num_keys, keys, call.num_keys)
-            _add_lists(slot_mask, *lists_by_row(real, call.num_keys), key_sums, split)
+            add_lists(slot_mask, *lists_by_row(real, call.num_keys), key_sums, split)
 
 
 def _split(programs: int, most: int) -> int:
@@ -248,7 +248,7 @@ def _split(programs: int, most: int) -> int:
     return 1 << (wanted.bit_length() - 1)
 
 
-def _add_lists(source: Tensor, listed: Tensor, first: Tensor, total: Tensor, split: int) -> None:
+def add_lists(source: Tensor, listed: Tensor, first: Tensor, total: Tensor, split: int) -> None:
     """Add to each row of `total` the rows of the source that are listed for it."""
     heads, targets = listed.shape[0], first.shape[-1] - 1
     dim = source.shape[-1]

@@ -10,7 +10,7 @@ from torch import Tensor
 from coterie.engine.flat import Inputs
 from coterie.engine.kernels import forward as kernels
 from coterie.engine.kernels.arguments import Call, Others, Rows
-from coterie.engine.kernels.launching import launch, precision
+from coterie.engine.kernels.precision import precision
 from coterie.engine.kernels.rounds import (
     Given,
     as_met,
@@ -22,6 +22,7 @@ from coterie.engine.kernels.rounds import (
 )
 from coterie.engine.kernels.rows import clean_rows, sum_lists
 from coterie.engine.kernels.sizes import padded, query_tile
+from coterie.launching import launch
 
 ROWS = 32  # that a program of a kernel over all rows takes
 
