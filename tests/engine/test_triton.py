@@ -310,34 +310,48 @@ def test_values_without_columns_leave_the_gradient_of_lse():
     compare(q, k, v, coterie.Full().plan(q, k, backend="native"))
 
 
-@pytest.mark.parametrize("name", ["smyrf", "clustered", "near-far", "reformer"])
-def test_more_heads_of_samples_than_a_grid_is_long(name, monkeypatch):
-    """A GPU takes 65,535 programs along all axes but the first. Nothing runs here: grids are looked at."""
+@pytest.mark.parametrize("name", ["smyrf", "clustered", "clustered-euclidean", "improved", "near-far", "reformer"])
+def test_only_the_first_axis_of_a_grid_grows_with_heads_and_samples(name, monkeypatch):
+    """A GPU takes 65,535 programs along all others. Nothing runs here: grids are looked at."""
     from triton.runtime.interpreter import GridExecutor
 
     grids = []
     monkeypatch.setattr(GridExecutor, "__call__", lambda self, *args, **kwargs: grids.append(self.grid))
-    q, k, v = torch.zeros(3, 35_000, 2, 4, 1).requires_grad_().unbind(0)
-    coterie.attention(q, k, v, MECHANISMS[name], is_causal=name in ("smyrf", "reformer")).sum().backward()
-    assert max(grid[0] for grid in grids) >= 70_000
-    assert all(size < 65_536 for grid in grids for size in grid[1:])
+    q, k, v = torch.zeros(3, 25, 2, 40, 1).requires_grad_().unbind(0)
+    coterie.attention(q, k, v, MECHANISMS[name], is_causal=name in CAUSAL).sum().backward()
+    assert max(grid[0] for grid in grids) >= 50
+    assert all(size <= 8 for grid in grids for size in grid[1:])  # programs that share the rows of a tile of keys
 
 
-@pytest.mark.parametrize("older", [False, True])
-def test_products_are_tf32_where_pytorch_was_told_so(older, monkeypatch):
-    """By `fp32_precision`, after which the older question is an error; and in torch < 2.9, which has no such thing."""
+def test_products_are_tf32_where_pytorch_was_told_so():
+    """By `fp32_precision`, after which the older question is an error."""
+    from coterie.engine.kernels.precision import precision
+
+    matmul = torch.backends.cuda.matmul
+    before, q = matmul.fp32_precision, tensors(1, 1, 5, dtype=torch.float32)[0]
+    assert precision(torch.float32) == "ieee"
+    try:
+        matmul.fp32_precision = "tf32"
+        assert (precision(torch.float32), precision(torch.float16)) == ("tf32", "ieee")
+        assert coterie.attention(q, q, q, "full").isfinite().all()
+    finally:
+        matmul.fp32_precision = before
+    torch.set_float32_matmul_precision("high")
+    assert precision(torch.float32) == "tf32"
+    torch.set_float32_matmul_precision("highest")
+    assert precision(torch.float32) == "ieee"
+
+
+def test_before_torch_2_9_tf32_is_asked_for_in_another_way(monkeypatch):
     from coterie.engine.kernels.precision import precision
 
     class Older:
         allow_tf32 = False
 
-    matmul = Older if older else torch.backends.cuda.matmul
-    monkeypatch.setattr(torch.backends.cuda, "matmul", matmul)
+    monkeypatch.setattr(torch.backends.cuda, "matmul", Older)
     assert precision(torch.float32) == "ieee"
-    monkeypatch.setattr(matmul, *(("allow_tf32", True) if older else ("fp32_precision", "tf32")))
-    assert (precision(torch.float32), precision(torch.float16)) == ("tf32", "ieee")
-    q, k, v = tensors(1, 1, 5, dtype=torch.float32)
-    assert coterie.attention(q, k, v, "full").isfinite().all()
+    Older.allow_tf32 = True
+    assert precision(torch.float32) == "tf32"
 
 
 @pytest.mark.parametrize("causal", [False, True])
