@@ -23,7 +23,7 @@ KERNELS = ("round_forward", "round_queries", "round_keys")
 IN_A_CALL = ("causal", "query_places", "key_places", "key_mask", "query_mask", "mask", "added", "seed")
 IN_A_ROUND = ("bias", "skip", "counts", "low")
 SUMS = {"round_queries": {7: "sums of pairs", 8: "sums of rows"}, "round_keys": {9: "sums of keys"}}
-HEAVY = {"mask", "seed", "once", "counts"}  # what sizes of tiles depend on
+HEAVY = {"mask", "seed", "once", "counts", "skip"}  # what sizes of tiles depend on
 MASKS = {  # float masks, which are differentiated: they have all that bool ones have
     "none": None,
     "pairs": (1, 1, 64, 64),

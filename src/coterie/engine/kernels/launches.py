@@ -39,8 +39,8 @@ class Prepared(NamedTuple):
     heavy: bool  # each pair needs registers of its own, for a mask, dropout or how often it meets
 
     def kind(self, each: Given) -> dict[str, bool]:
-        """What tiles of a round are chosen by, besides the width and its groups; counts are one for each pair, too."""
-        return {"narrow": self.narrow, "heavy": self.heavy or each.counts is not None}
+        """What tiles of a round are chosen by, besides the width and its groups; counts and skips are of pairs, too."""
+        return {"narrow": self.narrow, "heavy": self.heavy or each.counts is not None or each.skip is not None}
 
     @staticmethod
     def of(given: Inputs) -> Prepared:
