@@ -31,7 +31,7 @@ MASKS = {  # float masks, which are differentiated: they have all that bool ones
     "keys": (1, 2, 1, 64),
     "heads": (1, 2, 1, 1),
 }
-Kind = tuple[str, bool, bool]  # kernel, whether heads share a tile, whether it is heavy
+Kind = tuple[str, bool, int]  # kernel, whether heads share a tile, how heavy it is
 
 
 def kind_of(kernel: Any, args: tuple[Any, ...], constants: dict[str, Any]) -> tuple[Kind, frozenset[str]]:
@@ -43,7 +43,8 @@ def kind_of(kernel: Any, args: tuple[Any, ...], constants: dict[str, Any]) -> tu
         has |= {field for field in fields if getattr(each, field) is not None}
         if isinstance(each, tuple) and each and type(each[0]).__name__ == "Met":
             has |= {"once"} | {f"once, {x}" for met in each for x in IN_A_ROUND[1:] if getattr(met, x) is not None}
-    return (name, constants.get("POOL", 1) > 1, bool(has & HEAVY)), frozenset(has)
+    heavy = 2 if "once" in has and has & {"mask", "seed"} else 1 if has & HEAVY else 0
+    return (name, constants.get("POOL", 1) > 1, heavy), frozenset(has)
 
 
 @pytest.fixture

@@ -174,7 +174,7 @@ def _weighed(
 def _round_queries(prepared: Prepared, given: Inputs, each: Given, one: Round, tensors: _Tensors, sums: _Sums) -> None:
     call, mask = prepared.call, sums.mask
     pool = 1 if mask.pairs is not None else pooled_heads(each, call, once=given.once)
-    size = gradient_tile(prepared.width, each.slots * pool, **prepared.kind(each))
+    size = gradient_tile(prepared.width, prepared.rows(each.slots * pool), **prepared.kind(each))
     tiles = query_tiles(one, size.rows // pool, pool)
     for begin, step, count in _portions(given, mask.pairs, pool):
         launch(
@@ -206,7 +206,7 @@ def _round_keys(prepared: Prepared, given: Inputs, each: Given, one: Round, tens
     call, key_sums = prepared.call, sums.mask.keys
     atomic = os.environ.get("COTERIE_ATOMICS") == "1" and key_sums is None
     heads = given.q.shape[0] * call.heads
-    size = key_tile(prepared.width, each.slots, **prepared.kind(each))
+    size = key_tile(prepared.width, prepared.rows(each.slots), **prepared.kind(each))
     room = max(_LEAST, _SLOTS * call.key_rows)
     for first_slot in range(0, one.key_slots, room):
         slots = min(room, one.key_slots - first_slot)

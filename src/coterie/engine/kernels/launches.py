@@ -37,6 +37,11 @@ class Prepared(NamedTuple):
     width: int  # the wider of keys and values, padded
     narrow: bool  # numbers of 16 bits
     heavy: bool  # each pair needs registers of its own, for a mask, dropout or how often it meets
+    heaviest: bool  # for the last of these and one of the others
+
+    def rows(self, queries: int) -> int:
+        """How large a group seems to be when a tile is chosen for it."""
+        return min(16, queries) if self.heaviest else queries
 
     def kind(self, each: Given) -> dict[str, bool]:
         """What tiles of a round are chosen by, besides the width and its groups; counts and skips are of pairs, too."""
@@ -50,6 +55,7 @@ class Prepared(NamedTuple):
         met = tuple(as_met(each, call) for each in rounds if not is_empty(each)) if given.once else None
         dim, value_dim = given.q.shape[-1], given.v.shape[-1]
         block, value_block = padded(dim), padded(value_dim)
+        extra = call.mask is not None or call.seed is not None
         widths = {"DIM": dim, "VALUE_DIM": value_dim, "BLOCK": block, "VALUE_BLOCK": value_block}
         return Prepared(
             call=call,
@@ -58,7 +64,8 @@ class Prepared(NamedTuple):
             widths=widths,
             width=max(block, value_block),
             narrow=given.q.dtype != torch.float32,
-            heavy=call.mask is not None or call.seed is not None or met is not None,
+            heavy=extra or met is not None,
+            heaviest=extra and met is not None,
         )
 
 
@@ -143,7 +150,7 @@ def forward(given: Inputs) -> tuple[Tensor, Tensor, Tensor]:
     heads = out.shape[0] * out.shape[1]
     for each in prepared.rounds:
         pool = pooled_heads(each, call, once=given.once)
-        size = query_tile(prepared.width, each.slots * pool, **prepared.kind(each))
+        size = query_tile(prepared.width, prepared.rows(each.slots * pool), **prepared.kind(each))
         one = as_round(each)
         tiles = query_tiles(one, size.rows // pool, pool)
         launch(
