@@ -106,7 +106,10 @@ def promised(place: Place, promises: list[Promise]) -> Iterator[Row]:
     """Each promised call beside flash attention, forward, or forward and backward."""
     for each in promises:
         tensors = place.tensors(each.length)
-        attends = {"sdpa": partial(flash, causal=each.causal), "ours": place.ours(each.mechanism, causal=each.causal)}
+        attends: dict[str, Attend] = {
+            "sdpa": partial(flash, causal=each.causal),
+            "ours": place.ours(each.mechanism, causal=each.causal),
+        }
         ms = place.milliseconds({n: partial(step, a, *tensors, backward=each.backward) for n, a in attends.items()})
         times = f"{ms['sdpa']:.3f}", f"{ms['ours']:.3f}", f"{ms['sdpa'] / ms['ours']:.2f}"
         yield (each.name, *times, f"{each.want:g}")

@@ -130,8 +130,12 @@ VARIANTS: dict[str, Variant] = {
         **_CAUSAL,
         **_POOLED,
     ),
-    "everything, dropout and a mask of queries": Variant(
-        lambda size: Everything(size, counts=True, means=True), mask=(1, 2, _LENGTH, 1), dropout=0.1, **_CAUSAL
+    "everything, dropout and a mask of queries": Variant(Everything, mask=(1, 2, _LENGTH, 1), dropout=0.1, **_CAUSAL),
+    "means that count, dropout and a mask of queries": Variant(
+        lambda size: Everything(size, window=False, skip=False, counts=True, means=True),
+        mask=(1, 2, _LENGTH, 1),
+        dropout=0.1,
+        **_CAUSAL,
     ),
     "everything, dropout and a mask of queries, four heads on one": Variant(
         lambda size: Everything(size, skip=False, means=True), mask=(1, 4, 16, 1), dropout=0.1, **_CAUSAL, **_POOLED

@@ -6,7 +6,7 @@ import pytest
 import torch
 from benchmarks import gpu, on_gpu
 from benchmarks.on_gpu import HEAD, Place
-from benchmarks.promises import Promise
+from benchmarks.promises import GROWTHS, MEMORIES, PROMISES, Promise
 
 import coterie
 
@@ -25,17 +25,17 @@ def test_a_row_says_how_many_times_as_fast_as_flash_attention():
 
 def test_every_promise_has_its_row(monkeypatch):
     """The cases of the CPU, at every length and with their gradients; those of long calls are made shorter here."""
-    monkeypatch.setattr(on_gpu, "PROMISES", [p._replace(length=128) for p in on_gpu.PROMISES])
-    monkeypatch.setattr(on_gpu, "GROWTHS", [(m, 64, most) for m, _, most in on_gpu.GROWTHS])
+    monkeypatch.setattr(on_gpu, "PROMISES", [p._replace(length=128) for p in PROMISES])
+    monkeypatch.setattr(on_gpu, "GROWTHS", [(m, 64, most) for m, _, most in GROWTHS])
     for name in ("growths", "memories"):
         one = getattr(on_gpu, name)
         monkeypatch.setattr(on_gpu, name, lambda place, cases, one=one: one(place, cases, 256))
     monkeypatch.setattr(on_gpu, "lengths", lambda place, one=on_gpu.lengths: one(place, (64,)))
     rows = list(on_gpu.rows(CPU))
-    count = len(on_gpu.PROMISES) + len(on_gpu.GROWTHS) + len(on_gpu.MEMORIES) + 4
+    count = len(PROMISES) + len(GROWTHS) + len(MEMORIES) + 4
     assert len(rows) == count
     assert {len(row) for row in rows} == {len(HEAD)}
-    assert sum(row[3] == "–" for row in rows) == len(on_gpu.MEMORIES)  # nobody counts bytes on the CPU
+    assert sum(row[3] == "–" for row in rows) == len(MEMORIES)  # nobody counts bytes on the CPU
     assert any("forward + backward" in row[0] for row in rows)
     assert any("causal" in row[0] for row in rows)
 

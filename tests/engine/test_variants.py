@@ -75,9 +75,9 @@ def attend(name, causal, mask, dropout, pooled):
         if (plan.query_means and shape[2] > 1) or (plan.key_means and shape[3] > 1):
             return  # refused
         mask = torch.zeros(shape)
-    masks = {"key_mask": torch.ones(1, 64, dtype=torch.bool), "query_mask": torch.ones(1, queries, dtype=torch.bool)}
-    settings = {"is_causal": causal, "dropout_p": dropout, "backend": "native", "attn_mask": mask}
-    call = Call.of(q, k, k.clone(), **masks, **settings)
+    settings: dict[str, Any] = {"is_causal": causal, "dropout_p": dropout, "backend": "native", "attn_mask": mask}
+    settings |= {f"{name}_mask": torch.ones(1, x.shape[2], dtype=torch.bool) for name, x in (("query", q), ("key", k))}
+    call = Call.of(q, k, k.clone(), **settings)
     given = Inputs.of(replace(call, seed=torch.tensor(5) if dropout else None), plan)
     out, lse, alone = launches.forward(given)
     gradients.backward(given, out, lse, out, lse, alone, mask is not None)
