@@ -144,6 +144,7 @@ VARIANTS: dict[str, Variant] = {
         Everything, mask=(1, 1, _LENGTH, _LENGTH), dropout=0.1, **_CAUSAL
     ),
     "everything, dropout and a mask of keys": Variant(Everything, mask=(1, 2, 1, _LENGTH), dropout=0.1, **_CAUSAL),
+    "once, causal, padding": Variant(_once, **_CAUSAL),
     "once, dropout and a mask of queries": Variant(_once, mask=(1, 2, _LENGTH, 1), dropout=0.1, **_CAUSAL),
     "once, dropout and a mask of pairs": Variant(_once, mask=(1, 1, _LENGTH, _LENGTH), dropout=0.1, **_CAUSAL),
     "once, dropout and a mask of keys": Variant(_once, mask=(1, 2, 1, _LENGTH), dropout=0.1, **_CAUSAL),
