@@ -175,6 +175,8 @@ def _round_queries(prepared: Prepared, given: Inputs, each: Given, one: Round, t
     call, mask = prepared.call, sums.mask
     pool = 1 if mask.pairs is not None else pooled_heads(each, call, once=given.once)
     size = gradient_tile(prepared.width, prepared.rows(each.slots * pool), **prepared.kind(each))
+    if prepared.heaviest and prepared.width > 64:
+        size = size._replace(keys=16)  # more would spill
     tiles = query_tiles(one, size.rows // pool, pool)
     for begin, step, count in _portions(given, mask.pairs, pool):
         launch(

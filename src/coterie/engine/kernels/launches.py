@@ -36,7 +36,7 @@ class Prepared(NamedTuple):
     widths: dict[str, int]
     width: int  # the wider of keys and values, padded
     narrow: bool  # numbers of 16 bits
-    heavy: bool  # each pair needs registers of its own, for a mask, dropout or how often it meets
+    heavy: bool  # each pair needs registers of its own, for a mask, dropout, how often it meets, or where a wide key is
     heaviest: bool  # for the last of these and one of the others
 
     def rows(self, queries: int) -> int:
@@ -64,7 +64,7 @@ class Prepared(NamedTuple):
             widths=widths,
             width=max(block, value_block),
             narrow=given.q.dtype != torch.float32,
-            heavy=extra or met is not None,
+            heavy=extra or met is not None or (call.key_places is not None and max(block, value_block) > 64),
             heaviest=extra and met is not None,
         )
 
