@@ -1,6 +1,6 @@
 """The Triton kernels: timed on a GPU, or, where there is none, compiled ahead of time.
 
-    python -m benchmarks.gpu                  # with a GPU: against PyTorch's own attention; without: the table below
+    python -m benchmarks.gpu                  # with a GPU: promised calls beside flash attention; without: as --ahead
     python -m benchmarks.gpu --ahead          # without running anything: registers, spills, shared memory, instructions
     python -m benchmarks.gpu --ahead --write docs/gpu.md
     python -m benchmarks.gpu --ahead --gpus B200 MI300X
@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 import coterie
 from benchmarks.measure import peaked_tensors
@@ -37,7 +36,6 @@ DIMS = (32, 64, 96, 128)
 GPUS = ("A100", "H100")  # what is promised; B200 and MI300X can be asked for
 # "tf32" is float32 where `torch.set_float32_matmul_precision("high")` allows less exact products.
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "tf32": torch.float32}
-LENGTHS = (1024, 4096, 16_384, 65_536)
 
 
 _BEGIN, _END = "<!-- python -m benchmarks.gpu --ahead --write docs/gpu.md -->", "<!-- end -->"
@@ -188,42 +186,14 @@ def estimate(length: int = 16_384, heads: int = 8, dim: int = 64) -> str:
     return markdown(("call", "GFLOP", "GB", *(f"{gpu.name}, ms (estimate)" for gpu in gpus)), rows)
 
 
-def _milliseconds(name: str, q: Tensor, k: Tensor, v: Tensor) -> tuple[float, float]:
-    """Of forward, and of forward and backward."""
-    import triton.testing
+def timed() -> str:
+    """On this GPU: the promised calls beside PyTorch's flash attention; an error where the kernels are wrong."""
+    from benchmarks.on_gpu import HEAD, Place, rows, title, wrong
 
-    grad = torch.randn_like(q)
-
-    def attend() -> Tensor:
-        if name == "SDPA":
-            return torch.nn.functional.scaled_dot_product_attention(q, k, v)
-        return coterie.attention(q, k, v, name, backend="triton")
-
-    def learn() -> None:
-        torch.autograd.grad(attend(), (q, k, v), grad)
-
-    with torch.no_grad():
-        forward = float(triton.testing.do_bench(attend))
-    return forward, float(triton.testing.do_bench(learn))
-
-
-def timed(heads: int = 8, dim: int = 64) -> str:
-    """On this GPU: milliseconds of forward and of forward and backward, planning included, beside SDPA's."""
-    import triton
-
-    rows: list[tuple[str, ...]] = []
-    for length in LENGTHS:
-        q, k, v = (x.to("cuda", torch.bfloat16).requires_grad_() for x in peaked_tensors(length, heads, dim))
-        dense = _milliseconds("SDPA", q, k, v)
-        for name in ("SDPA", "smyrf:rounds=4,cluster_size=64", "near-far:near=64"):
-            times = dense if name == "SDPA" else _milliseconds(name, q, k, v)
-            cells = (
-                f"{x:{digits}f}" for t, d in zip(times, dense, strict=True) for x, digits in ((t, ".3"), (d / t, ".2"))
-            )
-            rows.append((f"{length:,}", name, *cells))
-    title = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}"
-    head = ("length", "call", "forward ms", "× SDPA", "with backward ms", "× SDPA")
-    return title + "\n\n" + markdown(head, rows)
+    place = Place()
+    if mistakes := wrong(place):
+        sys.exit("\n  ".join(["Not measured, because correctness is red:", *mistakes]))
+    return f"{title()}\n\n{markdown(HEAD, rows(place))}"
 
 
 def write(path: Path, text: str) -> None:

@@ -2,21 +2,27 @@
 
 Each is compiled for groups of 16, 32 and 64 queries, since that is how tiles are chosen: `auto` may take any of these
 for any call, as its length and its mechanism will have it.
+
+The first are calls as people make them. Those of `Everything` have what rounds may have, some of it together: each
+kernel that `auto` can choose for a mechanism has a part of what one of these has, in a tile of the same size.
+`tests/engine/test_variants.py` goes through all mechanisms, masks and settings to see that this is so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
+from torch import Tensor
 
 import coterie
 from benchmarks.measure import peaked_tensors
 from coterie import Mechanism
 from coterie.call import Call
 from coterie.engine.flat import Inputs
+from coterie.plan import Means, Plan, Round
 from coterie.planning.best_keys import best_keys_op
 from coterie.planning.largest import largest_seen
 from coterie.planning.lloyd import Listed, kmeans, padded
@@ -25,10 +31,51 @@ GROUPS = (16, 32, 64)  # queries of a group
 _LENGTH = 256  # of the calls that are compiled: shapes choose the tiles, and groups are as large as in long ones
 
 
+class Planner(Protocol):
+    """What writes a plan: a mechanism, or `Everything`."""
+
+    def plan(self, q: Tensor, k: Tensor, *, is_causal: bool, backend: str) -> Plan:
+        """The plan of these queries and keys."""
+
+
+class Everything(NamedTuple):
+    """Groups of so many queries that meet all keys, and have what rounds may have."""
+
+    size: int
+    window: bool = True
+    skip: bool = True
+    counts: bool = False
+    means: bool = False
+
+    def plan(self, q: Tensor, k: Tensor, *, is_causal: bool, backend: str) -> Plan:
+        """One plan for all heads, so that they can share tiles, if they skip and count nothing."""
+        (batch, heads, queries), (key_heads, keys) = q.shape[:3], k.shape[1:3]
+        rows, groups = keys + 8 * self.means, -(-queries // self.size)
+
+        def of_heads(x: Tensor, count: int = heads) -> Tensor:
+            return x.to(torch.int32).expand(batch, count, -1)
+
+        nothing = torch.zeros(groups)
+        each = Round(
+            of_heads(torch.arange(queries)),
+            of_heads((torch.arange(groups + 1) * self.size).clamp(max=queries)),
+            of_heads(torch.arange(rows)),
+            of_heads(nothing),
+            of_heads(nothing + rows),
+            skip=torch.zeros(batch, heads, queries, 2, dtype=torch.int32) if self.skip else None,
+            window=(-64, 64) if self.window else None,
+            counts=torch.ones(batch, heads, groups, rows, dtype=torch.int32) if self.counts else None,
+        )
+        start = of_heads(torch.arange(8), key_heads)
+        means = Means(of_heads(torch.arange(keys), key_heads), start, start + 1, start) if self.means else None
+        offset = torch.zeros(batch, dtype=torch.int32)
+        return Plan(queries, keys, key_heads, (each,), offset, causal=is_causal, key_means=means)
+
+
 class Variant(NamedTuple):
     """A kind of call; `mechanism` makes one with groups of about so many queries."""
 
-    mechanism: Callable[[int], Mechanism]
+    mechanism: Callable[[int], Planner]
     causal: bool = False
     heads: int = 2
     key_heads: int = 2
@@ -40,6 +87,10 @@ class Variant(NamedTuple):
 
 def _smyrf(size: int) -> Mechanism:
     return coterie.Smyrf(rounds=1, cluster_size=size)
+
+
+def _once(size: int) -> Mechanism:
+    return coterie.Smyrf(rounds=2, cluster_size=size, duplicates="once")
 
 
 def _near_far(size: int) -> Mechanism:
@@ -54,10 +105,12 @@ def _full(size: int) -> Mechanism:
     return coterie.Full()
 
 
+_CAUSAL: dict[str, Any] = {"causal": True, "padded": True}
+_POOLED: dict[str, Any] = {"heads": 4, "key_heads": 1, "queries": 16}
 VARIANTS: dict[str, Variant] = {
     "smyrf": Variant(_smyrf),
     "smyrf, causal": Variant(_smyrf, causal=True),
-    "smyrf, once": Variant(lambda size: coterie.Smyrf(rounds=2, cluster_size=size, duplicates="once")),
+    "smyrf, once": Variant(_once),
     "smyrf, padding and dropout": Variant(_smyrf, padded=True, dropout=0.1),
     "near-far": Variant(_near_far),
     "near-far, causal": Variant(_causal_near_far, causal=True),
@@ -69,6 +122,32 @@ VARIANTS: dict[str, Variant] = {
     ),
     "full, a mask of pairs": Variant(_full, mask=(1, 1, _LENGTH, _LENGTH)),
     "full, a bias of keys": Variant(_full, mask=(1, 1, 1, _LENGTH)),
+    "a window, causal, padding": Variant(lambda size: Everything(size, skip=False), **_CAUSAL),
+    "skipped keys, causal, padding": Variant(lambda size: Everything(size, window=False), **_CAUSAL),
+    "means, causal, padding": Variant(lambda size: Everything(size, window=False, skip=False, means=True), **_CAUSAL),
+    "everything, four heads on one": Variant(
+        lambda size: Everything(size, skip=False, means=True),
+        **_CAUSAL,
+        **_POOLED,
+    ),
+    "everything, dropout and a mask of queries": Variant(Everything, mask=(1, 2, _LENGTH, 1), dropout=0.1, **_CAUSAL),
+    "means that count, dropout and a mask of queries": Variant(
+        lambda size: Everything(size, window=False, skip=False, counts=True, means=True),
+        mask=(1, 2, _LENGTH, 1),
+        dropout=0.1,
+        **_CAUSAL,
+    ),
+    "everything, dropout and a mask of queries, four heads on one": Variant(
+        lambda size: Everything(size, skip=False, means=True), mask=(1, 4, 16, 1), dropout=0.1, **_CAUSAL, **_POOLED
+    ),
+    "everything, dropout and a mask of pairs": Variant(
+        Everything, mask=(1, 1, _LENGTH, _LENGTH), dropout=0.1, **_CAUSAL
+    ),
+    "everything, dropout and a mask of keys": Variant(Everything, mask=(1, 2, 1, _LENGTH), dropout=0.1, **_CAUSAL),
+    "once, causal, padding": Variant(_once, **_CAUSAL),
+    "once, dropout and a mask of queries": Variant(_once, mask=(1, 2, _LENGTH, 1), dropout=0.1, **_CAUSAL),
+    "once, dropout and a mask of pairs": Variant(_once, mask=(1, 1, _LENGTH, _LENGTH), dropout=0.1, **_CAUSAL),
+    "once, dropout and a mask of keys": Variant(_once, mask=(1, 2, 1, _LENGTH), dropout=0.1, **_CAUSAL),
 }
 
 
@@ -125,6 +204,7 @@ def _attend(variant: Variant, size: int, dim: int, dtype: torch.dtype) -> None:
         settings["attn_mask"] = torch.zeros(variant.mask, dtype=dtype)
     if variant.padded:
         settings["key_mask"] = torch.ones(1, _LENGTH, dtype=torch.bool)
+        settings["query_mask"] = torch.ones(1, variant.queries, dtype=torch.bool)
     q, k = q.to(dtype), k.to(dtype)
     call = Call.of(q, k, k.clone(), backend="native", **settings)
     if variant.dropout:

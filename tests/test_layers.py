@@ -17,7 +17,7 @@ ROOT = Path(coterie.__file__).parent
 
 # Each layer may import those above it, and its own modules.
 LAYERS = [
-    ["_version", "checks", "files", "machine", "timing"],
+    ["_version", "checks", "files", "launching", "machine", "timing"],
     ["tables"],
     ["draws", "compiled", "progress"],
     ["backend"],

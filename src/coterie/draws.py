@@ -89,8 +89,11 @@ def normal(
 
 
 def fresh_seed() -> Tensor:
-    """A seed from PyTorch's own generator: follows `torch.manual_seed` and activation checkpointing."""
-    return torch.randint(2**62, (), dtype=torch.int64)
+    """A seed from PyTorch's own generator: follows `torch.manual_seed` and activation checkpointing.
+
+    On the host, whatever the default device is: kernels for GPUs take it as a number, which nobody waits for there.
+    """
+    return torch.randint(2**62, (), dtype=torch.int64, device="cpu")
 
 
 def keep_pairs(heads: Tensor, rows: Tensor, keys: Tensor, *, dropout_p: float, seed: Tensor) -> Tensor:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import coterie
 from coterie.engine import triton
@@ -42,6 +45,13 @@ def test_nobody_to_attend_to(name):
         assert (out == 0).all()
         assert (lse == -math.inf).all()
         assert all((x == 0).all() for x in torch.autograd.grad(out.sum(), (q, k, v)))
+
+
+def test_a_mask_without_keys_has_a_gradient_without_numbers():
+    q, k, v = (x.requires_grad_() for x in tensors(1, 2, 5, 0))
+    mask = torch.zeros(1, 2, 5, 0, requires_grad=True)
+    out = coterie.attention(q, k, v, "smyrf", is_causal=True, attn_mask=mask)
+    assert [x.numel() for x in torch.autograd.grad(out.sum(), (q, mask))] == [q.numel(), 0]
 
 
 @pytest.mark.parametrize("name", [n for n in CAUSAL if n not in MEANS and not n.startswith("smyrf-")])
@@ -254,6 +264,96 @@ def test_gradients_are_the_same_in_every_run():
         assert torch.equal(first, second)
 
 
+class Adds(TorchDispatchMode):
+    """Remembers operations that a GPU adds up with in whatever order its threads come."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        name = func.name().split("::")[1].split(".")[0].rstrip("_")
+        if name in ("index_add", "scatter_add", "scatter_reduce") and out.is_floating_point():
+            self.found.append(name)
+        return out
+
+
+@pytest.mark.parametrize("name", ["smyrf", "clustered", "improved", "near-far", "borrowed"])
+def test_nothing_is_added_in_an_order_that_changes(name):
+    """Rows that several queries borrow get the sum of their gradients: PyTorch's own kernels would use atomics."""
+    q, k, v = (x.requires_grad_() for x in tensors(1, 2, 25, dtype=torch.float32))
+    plan = MECHANISMS["improved" if name == "borrowed" else name].plan(q, k, backend="native")
+    if name == "borrowed":
+        plan = replace(plan, mass=plan.answer)
+    with Adds() as adds:
+        out, lse = coterie.grouped_attention(q, k, v, plan)
+        torch.autograd.grad(out.square().sum() + lse.sum(), (q, k, v))
+    assert adds.found == []
+    compare(q, k, v, plan)
+
+
+def test_rows_that_are_taken_add_up_their_gradients_in_order():
+    x = torch.randn(2, 3, 5, 7, requires_grad=True)
+    rows = torch.randint(0, 5, (2, 3, 40))
+    grad = torch.randn(2, 3, 40, 7) * 10.0 ** torch.randint(-3, 4, (2, 3, 40, 1))
+    found = triton.rows_at(x, rows)
+    want = torch.zeros(2, 3, 5, 7)
+    for b, h, n in itertools.product(range(2), range(3), range(40)):
+        assert torch.equal(found[b, h, n], x[b, h, rows[b, h, n]])
+        want[b, h, rows[b, h, n]] += grad[b, h, n]
+    assert torch.equal(torch.autograd.grad(found, x, grad)[0], want)
+
+
+def test_values_without_columns_leave_the_gradient_of_lse():
+    q, k, v = tensors(1, 2, 9, 11, value_dim=0, dtype=torch.float32)
+    compare(q, k, v, coterie.Full().plan(q, k, backend="native"))
+
+
+@pytest.mark.parametrize("name", ["smyrf", "clustered", "clustered-euclidean", "improved", "near-far", "reformer"])
+def test_only_the_first_axis_of_a_grid_grows_with_heads_and_samples(name, monkeypatch):
+    """A GPU takes 65,535 programs along all others. Nothing runs here: grids are looked at."""
+    from triton.runtime.interpreter import GridExecutor
+
+    grids = []
+    monkeypatch.setattr(GridExecutor, "__call__", lambda self, *args, **kwargs: grids.append(self.grid))
+    q, k, v = torch.zeros(3, 25, 2, 40, 1).requires_grad_().unbind(0)
+    coterie.attention(q, k, v, MECHANISMS[name], is_causal=name in CAUSAL).sum().backward()
+    assert max(grid[0] for grid in grids) >= 50
+    assert all(size <= 8 for grid in grids for size in grid[1:])  # programs that share the rows of a tile of keys
+
+
+def test_products_are_tf32_where_pytorch_was_told_so():
+    """By `fp32_precision`, after which the older question is an error."""
+    from coterie.engine.kernels.precision import precision
+
+    matmul = torch.backends.cuda.matmul
+    before, q = matmul.fp32_precision, tensors(1, 1, 5, dtype=torch.float32)[0]
+    assert precision(torch.float32) == "ieee"
+    try:
+        matmul.fp32_precision = "tf32"
+        assert (precision(torch.float32), precision(torch.float16)) == ("tf32", "ieee")
+        assert coterie.attention(q, q, q, "full").isfinite().all()
+    finally:
+        matmul.fp32_precision = before
+    torch.set_float32_matmul_precision("high")
+    assert precision(torch.float32) == "tf32"
+    torch.set_float32_matmul_precision("highest")
+    assert precision(torch.float32) == "ieee"
+
+
+def test_before_torch_2_9_tf32_is_asked_for_in_another_way(monkeypatch):
+    from coterie.engine.kernels.precision import precision
+
+    class Older:
+        allow_tf32 = False
+
+    monkeypatch.setattr(torch.backends.cuda, "matmul", Older)
+    assert precision(torch.float32) == "ieee"
+    Older.allow_tf32 = True
+    assert precision(torch.float32) == "tf32"
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_dropout_draws_what_the_reference_draws(causal):
     q, k, v = tensors(2, 2, 15, key_heads=1, dtype=torch.float32)
@@ -299,6 +399,9 @@ def test_opcheck():
     plan = coterie.Local(window=3).plan(q, k, is_causal=True, backend="native")
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(triton.attend_op, tuple(Inputs.of(call, plan)), test_utils=tests)
+    rows = torch.randint(0, 9, (1, 2, 30))
+    torch.library.opcheck(triton.take_op, (q, rows), test_utils=tests)
+    torch.library.opcheck(triton.add_op, (torch.randn(1, 2, 30, 4), rows, 9), test_utils=tests[::2])
 
 
 def test_it_is_the_interpreter_that_runs():

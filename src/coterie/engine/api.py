@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
@@ -126,7 +127,7 @@ def execute(call: Call, plan: Plan, *, given: bool = False) -> Attended:
         if call.backend == "native" and native.borrows(plan, out, lse):
             out, lse = _Borrowed.apply(out, lse, plan)
         else:
-            out, lse = _borrow(plan, out, lse)
+            out, lse = _borrow(plan, out, lse, call.backend)
     return Attended(out if out.dtype == call.q.dtype else out.to(call.q.dtype), lse)
 
 
@@ -189,26 +190,44 @@ class _Borrowed(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         with torch.enable_grad():
             out, lse = (x.detach().requires_grad_() for x in ctx.saved_tensors)
-            merged = _borrow(ctx.plan, out, lse)
+            merged = _borrow(ctx.plan, out, lse, "native")
         return (*torch.autograd.grad(merged, (out, lse), grads), None)
 
 
-def _borrow(plan: Plan, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+Take = Callable[[Tensor, Tensor], Tensor]
+
+
+def _takes(backend: str) -> tuple[Take, Take]:
+    """How rows (B, H, N) are taken from out (B, H, R, Dv), and from lse (B, H, R)."""
+    if backend == "triton":
+        from coterie.engine import triton
+
+        return triton.rows_at, triton.numbers_at
+    return _rows_at, lambda lse, rows: lse.gather(-1, rows)
+
+
+def _rows_at(out: Tensor, rows: Tensor) -> Tensor:
+    batch, heads, count = out.shape[:3]
+    head = torch.arange(batch * heads, device=out.device).view(batch, heads, 1)
+    flat = (rows + head * count).flatten()
+    return out.flatten(0, 2).index_select(0, flat).view(*rows.shape, out.shape[-1])
+
+
+def _borrow(plan: Plan, out: Tensor, lse: Tensor, backend: str) -> tuple[Tensor, Tensor]:
     """Merge each query's own answer with the virtual row's that `plan.answer` names, by softmax mass."""
     if plan.query_means is None:
         return out, lse
+    rows_at, numbers_at = _takes(backend)
     own_out, own_lse = out[:, :, : plan.num_queries], lse[:, :, : plan.num_queries]
     if plan.mass is not None:
         stands_in = (plan.mass >= 0) & (own_lse != float("-inf"))  # for who met nobody there is nothing to weigh
-        own_lse = torch.where(stands_in, lse.gather(-1, plan.mass.clamp(min=0).long()), own_lse)
+        own_lse = torch.where(stands_in, numbers_at(lse, plan.mass.clamp(min=0).long()), own_lse)
     if plan.answer is None:
         return own_out, own_lse
     own_rows = torch.arange(plan.num_queries, device=out.device)
     rows = torch.where(plan.answer >= 0, plan.answer, own_rows).long()  # whoever borrows nothing reads no other row
-    head = torch.arange(plan.batch * plan.heads, device=out.device).view(plan.batch, plan.heads, 1)
-    flat = (rows + head * plan.query_rows).flatten()
-    other_out = out.flatten(0, 2).index_select(0, flat).view_as(own_out)
-    other_lse = torch.where(plan.answer >= 0, lse.gather(-1, rows), float("-inf"))
+    other_out = rows_at(out, rows)
+    other_lse = torch.where(plan.answer >= 0, numbers_at(lse, rows), float("-inf"))
     top = torch.maximum(own_lse, other_lse).detach()
     base = torch.where(top == float("-inf"), 0, top)
     own, other = torch.exp(own_lse - base), torch.exp(other_lse - base)

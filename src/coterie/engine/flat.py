@@ -129,7 +129,8 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, T
     ctx.lengths, ctx.settings = [len(each) for each in lists], given
 
 
-def _refuse(ctx: Any, *grads: Any) -> NoReturn:
+def refuse(ctx: Any, *grads: Any) -> NoReturn:
+    """The gradient of a gradient."""
     raise RuntimeError(SECOND_DERIVATIVE)
 
 
@@ -162,5 +163,5 @@ def declare(name: str, forward: Callable[..., Any], backward: Callable[..., Any]
         return *wanted, *nothing
 
     op.register_autograd(differentiate, setup_context=_remember)
-    backward_op.register_autograd(_refuse)
+    backward_op.register_autograd(refuse)
     return op, backward_op

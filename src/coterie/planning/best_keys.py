@@ -8,8 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from coterie.launching import launch
 from coterie.planning.bytes import Bytes
-from coterie.planning.lloyd import launch, padded
+from coterie.planning.lloyd import padded
 from coterie.planning.orders import ceil_div, compact
 
 _ROWS, _KEYS = 8, 64  # of a program: as many groups as search together, and so many keys at a time
@@ -28,12 +29,12 @@ def _best_keys(
     sizes = size[:, :, :, None].expand(*listed.shape).gather(-1, listed.long())
     ends = torch.where(torch.arange(width, device=size.device) < ranges[..., None], sizes, 0).cumsum(-1)
     starts, totals = (ends - sizes).to(torch.int32), ends[..., -1:].to(torch.int32).contiguous()
-    grid = chunks * tiles if near and width else 0
+    grid = batch * heads * chunks * tiles if near and width else 0
     launch(
         best_keys,
-        (grid, batch * heads),
+        (grid,),
         *(queries, keys, scale, order, first, listed, starts, ranges.to(torch.int32), totals),
-        *(chosen.view(torch.uint8), picks, places, heads, heads // keys.shape[1], groups, tiles, width),
+        *(chosen.view(torch.uint8), picks, places, heads, heads // keys.shape[1], groups, chunks, tiles, width),
         *(width.bit_length(), keys.shape[2], order.shape[-1], near),
         BLOCK=keys.shape[-1],
         ROWS=_ROWS,

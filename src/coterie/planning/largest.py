@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from coterie.planning.lloyd import launch
+from coterie.launching import launch
 from coterie.planning.orders import ceil_div
 
 _ROWS, _KEYS = 4, 128  # of a program

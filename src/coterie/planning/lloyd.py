@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from coterie.launching import launch
 from coterie.planning.orders import ceil_div
 
 _ROWS, _CENTROIDS, _SUMS = 32, 32, 16  # of a program
@@ -29,7 +30,7 @@ def _nearest(
     half_norms = (centroids * centroids).sum(-1) / 2
     launch(
         nearest,
-        (part.shape[-1], batch * heads),
+        (part.shape[-1] * batch * heads,),
         *_rows(x, order),
         *(part, slot, stop, counts, centroids, half_norms, labels),
         *(heads, part.shape[-1], parts, clusters, order.shape[-1]),
@@ -51,7 +52,7 @@ def _member_sums(x: Tensor, order: Tensor, members: Tensor, first: Tensor) -> Te
 
     sums, count = _no_sums(x, order, members, first), first.shape[-1] - 1
     tensors = (*_rows(x, order), members, first, sums, count, order.shape[-1])
-    grid = (ceil_div(count, _SUMS), x.shape[0] * x.shape[1])
+    grid = (ceil_div(count, _SUMS) * x.shape[0] * x.shape[1],)
     launch(member_sums, grid, *tensors, **_width(x.shape[-1]), ROWS=_SUMS)
     return sums
 
@@ -71,12 +72,6 @@ def _width(dim: int) -> dict[str, int]:
 def padded(size: int) -> int:
     """The power of two that a row is padded to, at least the 16 that a tensor core multiplies."""
     return max(16, 1 << (size - 1).bit_length())
-
-
-def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
-    """Run a kernel over a grid, if there is anything in it."""
-    if 0 not in grid:
-        kernel[grid](*args, **constants, enable_fp_fusion=True)
 
 
 nearest_op = torch.library.custom_op(
@@ -114,7 +109,7 @@ def _cluster_parts(
     found = centroids.clone()
     launch(
         cluster_parts,
-        (parts, batch * heads),
+        (parts * batch * heads,),
         *_rows(x, trained),
         *(trained_start, trained_stop, order, order.stride(1), start, stop, counts, found, labels),
         *(heads, parts, clusters, order.shape[-1], iterations),

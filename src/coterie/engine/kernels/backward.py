@@ -19,6 +19,7 @@ from coterie.engine.kernels.pairs import (
     head_of,
     keep,
     key_rows,
+    place_in_grid,
     products,
     query_rows,
     query_tile,
@@ -71,10 +72,11 @@ def round_queries(
     PRECISION: tl.constexpr,
 ):
     """Gradients of queries in one round, added to `grad_q`; of a mask of pairs at the pairs, or summed over a row."""
-    index = begin_head + tl.program_id(1) * head_step
+    here, head = place_in_grid(tiles.number)
+    index = begin_head + head * head_step
     bh = index * POOL
     b, kh = bh // call.heads, bh % call.heads // (call.heads // call.key_heads)
-    tile = index.to(tl.int64) * tiles.number + tl.program_id(0)
+    tile = index.to(tl.int64) * tiles.number + here
     group = tl.load(tiles.group + tile)
     if group < 0:
         return
@@ -160,10 +162,10 @@ def round_keys(
 
     The groups that meet this tile are among by_start[low … high). So many programs as `splits` share their query rows.
     """
-    bh = tl.program_id(1)
+    here, bh = place_in_grid(tiles.number)
     b, kh = bh // call.heads, bh % call.heads // (call.heads // call.key_heads)
     head = bh.to(tl.int64)
-    tile = head * tiles.number + tl.program_id(0)
+    tile = head * tiles.number + here
     atom = tl.load(tiles.group + tile)
     lowest, highest = tl.load(low + tile), tl.load(high + tile)
     if (atom < 0) | (lowest >= highest):  # slots that nobody meets may hold anything
@@ -180,7 +182,7 @@ def round_keys(
     found_v = tl.zeros([KEYS, VALUE_BLOCK], dtype=tl.float32)
     sums = tl.zeros([KEYS], dtype=tl.float32)
     q_head = head_of(q, b, bh % call.heads)
-    split = tl.program_id(2)
+    split = tl.program_id(1)
     heads = bh + tl.zeros([ROWS], dtype=tl.int32)
     for g in range(lowest, highest):
         entry = head * each.groups + tl.load(by_start + head * each.groups + g)
@@ -256,9 +258,9 @@ def self_queries(
     ROWS: tl.constexpr,
 ):
     """Of queries that met nobody but their self key: their gradient, that of the score, and the factor of the value."""
-    bh = tl.program_id(1)
+    here, bh = place_in_grid(tl.cdiv(call.num_queries, ROWS))
     b = bh // call.heads
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    rows = here * ROWS + tl.arange(0, ROWS)
     real = rows < call.num_queries
     at = bh.to(tl.int64) * call.num_queries + rows
     keys = tl.load(self_keys + b * call.num_queries + rows, mask=real, other=-1)
@@ -298,9 +300,9 @@ def self_key_rows(
     ROWS: tl.constexpr,
 ):
     """Add to each key what the queries pass on that have it for their self key: listed[first_j … first_j+1)."""
-    bkh = tl.program_id(1)
+    here, bkh = place_in_grid(tl.cdiv(call.num_keys, ROWS))
     b, kh = bkh // call.key_heads, bkh % call.key_heads
-    keys = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    keys = here * ROWS + tl.arange(0, ROWS)
     real = keys < call.num_keys
     begin = tl.load(first + b * (call.num_keys + 1) + keys, mask=real, other=0)
     end = tl.load(first + b * (call.num_keys + 1) + keys + 1, mask=real, other=0)

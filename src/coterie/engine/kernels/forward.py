@@ -16,6 +16,7 @@ from coterie.engine.kernels.pairs import (
     head_of,
     keep,
     key_rows,
+    place_in_grid,
     products,
     query_tile,
     reach,
@@ -50,9 +51,10 @@ def round_forward(
     PRECISION: tl.constexpr,
 ):
     """One round. POOL: so many query heads with the same plan and the same keys share a tile, row by row."""
-    bh = tl.program_id(1) * POOL
+    here, head = place_in_grid(tiles.number)
+    bh = head * POOL
     b, kh = bh // call.heads, bh % call.heads // (call.heads // call.key_heads)
-    tile = tl.program_id(1).to(tl.int64) * tiles.number + tl.program_id(0)
+    tile = head.to(tl.int64) * tiles.number + here
     group = tl.load(tiles.group + tile)
     if group < 0:
         return
@@ -152,9 +154,9 @@ def finish(
     ROWS: tl.constexpr,
 ):
     """Sums become means, and `top` becomes lse; a query that met nobody meets its self key, if it has one."""
-    bh = tl.program_id(1)
+    here, bh = place_in_grid(tl.cdiv(call.query_rows, ROWS))
     b = bh // call.heads
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    rows = here * ROWS + tl.arange(0, ROWS)
     used = rows < call.query_rows
     place = bh.to(tl.int64) * call.query_rows + rows
     best = tl.load(top + place, mask=used, other=_NONE)

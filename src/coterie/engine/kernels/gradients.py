@@ -17,7 +17,6 @@ from coterie.engine.flat import Inputs
 from coterie.engine.kernels import backward as kernels
 from coterie.engine.kernels.arguments import Round, Rows
 from coterie.engine.kernels.launches import ROWS, Prepared, cleaned, tile_constants, with_means
-from coterie.engine.kernels.launching import launch
 from coterie.engine.kernels.rounds import (
     Given,
     Intervals,
@@ -29,6 +28,7 @@ from coterie.engine.kernels.rounds import (
 )
 from coterie.engine.kernels.rows import spread_means, sum_lists, weigh_gradient
 from coterie.engine.kernels.sizes import gradient_tile, key_tile, padded
+from coterie.launching import launch
 
 _SLOTS = 2  # times the key rows: so many slots have gradients in memory at a time
 _LEAST = 4096  # and so many, however few keys there are
@@ -84,7 +84,7 @@ class _MaskSums(NamedTuple):
         elif self.keys is not None:
             found = _folded(self.keys[:, :, None], mask, sum_queries=False)
         assert found is not None
-        if alone is not None and self_keys is not None:
+        if alone is not None and self_keys is not None and found.numel():
             batch, heads, queries = alone.shape
             axes = [torch.arange(n, device=mask.device).view(s) for n, s in ((batch, (-1, 1, 1)), (heads, (1, -1, 1)))]
             row = torch.arange(queries, device=mask.device)
@@ -125,7 +125,7 @@ def backward(
         mask=_MaskSums.of(given, call.query_rows, mask_needs_grad),
     )
     slopes = None
-    if out.numel():
+    if lse.numel():
         tensors = _Tensors(
             Rows.of(cleaned(with_means(given.q, given.query_means))[0]),
             Rows.of(cleaned(with_means(given.k, given.key_means))[0]),
@@ -174,12 +174,14 @@ def _weighed(
 def _round_queries(prepared: Prepared, given: Inputs, each: Given, one: Round, tensors: _Tensors, sums: _Sums) -> None:
     call, mask = prepared.call, sums.mask
     pool = 1 if mask.pairs is not None else pooled_heads(each, call, once=given.once)
-    size = gradient_tile(prepared.width, each.slots * pool, **prepared.kind(each))
+    size = gradient_tile(prepared.width, prepared.rows(each.slots * pool), **prepared.kind(each))
+    if prepared.heaviest and prepared.width > 64:
+        size = size._replace(keys=16)  # more would spill
     tiles = query_tiles(one, size.rows // pool, pool)
     for begin, step, count in _portions(given, mask.pairs, pool):
         launch(
             kernels.round_queries,
-            (tiles.number, count),
+            (tiles.number * count,),
             *tensors[:6],
             *(sums.q, mask.pairs, mask.rows, tiles, call, one, prepared.others, given.scale, begin, step),
             **prepared.widths,
@@ -206,7 +208,7 @@ def _round_keys(prepared: Prepared, given: Inputs, each: Given, one: Round, tens
     call, key_sums = prepared.call, sums.mask.keys
     atomic = os.environ.get("COTERIE_ATOMICS") == "1" and key_sums is None
     heads = given.q.shape[0] * call.heads
-    size = key_tile(prepared.width, each.slots, **prepared.kind(each))
+    size = key_tile(prepared.width, prepared.rows(each.slots), **prepared.kind(each))
     room = max(_LEAST, _SLOTS * call.key_rows)
     for first_slot in range(0, one.key_slots, room):
         slots = min(room, one.key_slots - first_slot)
@@ -220,7 +222,7 @@ def _round_keys(prepared: Prepared, given: Inputs, each: Given, one: Round, tens
             slot_mask = None if key_sums is None else new((heads, slots, split, 1))
         launch(
             kernels.round_keys,
-            (cut.tiles.number, heads, split),
+            (cut.tiles.number * heads, split),
             *tensors,
             *(slot_k, slot_v, slot_mask, cut.tiles, cut.last, cut.by_start, cut.low, cut.high),
             *(call, one, prepared.others, given.scale, first_slot, slots, split),
@@ -236,10 +238,10 @@ def _round_keys(prepared: Prepared, given: Inputs, each: Given, one: Round, tens
         keys = torch.where(cut.covered, order, call.key_rows)
         lists = lists_by_row(keys.view(given.q.shape[0] * call.key_heads, -1), call.key_rows)
         for source, total in ((slot_k, sums.k), (slot_v, sums.v)):
-            _add_lists(source, *lists, total, split)
+            add_lists(source, *lists, total, split)
         if slot_mask is not None and key_sums is not None:
             real = torch.where(keys < call.num_keys, keys, call.num_keys)
-            _add_lists(slot_mask, *lists_by_row(real, call.num_keys), key_sums, split)
+            add_lists(slot_mask, *lists_by_row(real, call.num_keys), key_sums, split)
 
 
 def _split(programs: int, most: int) -> int:
@@ -248,12 +250,12 @@ def _split(programs: int, most: int) -> int:
     return 1 << (wanted.bit_length() - 1)
 
 
-def _add_lists(source: Tensor, listed: Tensor, first: Tensor, total: Tensor, split: int) -> None:
+def add_lists(source: Tensor, listed: Tensor, first: Tensor, total: Tensor, split: int) -> None:
     """Add to each row of `total` the rows of the source that are listed for it."""
     heads, targets = listed.shape[0], first.shape[-1] - 1
     dim = source.shape[-1]
     begin, end = first[:, :-1].contiguous(), first[:, 1:].contiguous()
-    grid = (-(-targets // ROWS), heads)
+    grid = (-(-targets // ROWS) * heads,)
     tensors = (source, listed.shape[-1], listed, listed.shape[-1], begin, end, total, targets, 0, targets)
     launch(sum_lists, grid, *tensors, DIM=dim, BLOCK=padded(dim), ROWS=ROWS, SPLIT=split, MEAN=False)
 
@@ -268,10 +270,10 @@ def _selves(prepared: Prepared, given: Inputs, tensors: _Tensors, sums: _Sums, a
     heads = given.q.shape[0] * call.heads
     fixed: dict[str, Any] = {**prepared.widths, "ROWS": ROWS}
     read = (tensors.q, tensors.k, tensors.v, tensors.grad, tensors.shift, tensors.wild, alone.contiguous(), self_keys)
-    grid = (-(-call.num_queries // ROWS), heads)
+    grid = (-(-call.num_queries // ROWS) * heads,)
     launch(kernels.self_queries, grid, *read, sums.q, slopes, kept, call, given.scale, **fixed)
     listed, first = lists_by_row(torch.where(self_keys < 0, call.num_keys, self_keys), call.num_keys)
-    grid = (-(-call.num_keys // ROWS), given.q.shape[0] * call.key_heads)
+    grid = (-(-call.num_keys // ROWS) * given.q.shape[0] * call.key_heads,)
     lists = (tensors.q, tensors.grad, slopes, kept, listed, first, sums.k, sums.v, call, given.scale)
     launch(kernels.self_key_rows, grid, *lists, **fixed)
     return slopes
@@ -289,5 +291,5 @@ def _spread(total: Tensor, means: list[Tensor], length: int) -> None:
     dim = total.shape[-1]
     tensors = (total, total, listed, first, intervals.by_start, start, stop, low, high)
     sizes = (length, slots, start.shape[-1], total.shape[2])
-    grid = (-(-length // ROWS), heads)
+    grid = (-(-length // ROWS) * heads,)
     launch(spread_means, grid, *tensors, *sizes, DIM=dim, BLOCK=padded(dim), ROWS=ROWS)

@@ -10,7 +10,7 @@ from torch import Tensor
 from coterie.engine.flat import Inputs
 from coterie.engine.kernels import forward as kernels
 from coterie.engine.kernels.arguments import Call, Others, Rows
-from coterie.engine.kernels.launching import launch, precision
+from coterie.engine.kernels.precision import precision
 from coterie.engine.kernels.rounds import (
     Given,
     as_met,
@@ -22,6 +22,7 @@ from coterie.engine.kernels.rounds import (
 )
 from coterie.engine.kernels.rows import clean_rows, sum_lists
 from coterie.engine.kernels.sizes import padded, query_tile
+from coterie.launching import launch
 
 ROWS = 32  # that a program of a kernel over all rows takes
 
@@ -35,11 +36,16 @@ class Prepared(NamedTuple):
     widths: dict[str, int]
     width: int  # the wider of keys and values, padded
     narrow: bool  # numbers of 16 bits
-    heavy: bool  # each pair needs registers of its own, for a mask, dropout or how often it meets
+    heavy: bool  # each pair needs registers of its own, for a mask, dropout, how often it meets, or where a wide key is
+    heaviest: bool  # for the last of these and one of the others
+
+    def rows(self, queries: int) -> int:
+        """How large a group seems to be when a tile is chosen for it."""
+        return min(16, queries) if self.heaviest else queries
 
     def kind(self, each: Given) -> dict[str, bool]:
-        """What tiles of a round are chosen by, besides the width and its groups; counts are one for each pair, too."""
-        return {"narrow": self.narrow, "heavy": self.heavy or each.counts is not None}
+        """What tiles of a round are chosen by, besides the width and its groups; counts and skips are of pairs, too."""
+        return {"narrow": self.narrow, "heavy": self.heavy or each.counts is not None or each.skip is not None}
 
     @staticmethod
     def of(given: Inputs) -> Prepared:
@@ -49,6 +55,7 @@ class Prepared(NamedTuple):
         met = tuple(as_met(each, call) for each in rounds if not is_empty(each)) if given.once else None
         dim, value_dim = given.q.shape[-1], given.v.shape[-1]
         block, value_block = padded(dim), padded(value_dim)
+        extra = call.mask is not None or call.seed is not None
         widths = {"DIM": dim, "VALUE_DIM": value_dim, "BLOCK": block, "VALUE_BLOCK": value_block}
         return Prepared(
             call=call,
@@ -57,7 +64,8 @@ class Prepared(NamedTuple):
             widths=widths,
             width=max(block, value_block),
             narrow=given.q.dtype != torch.float32,
-            heavy=call.mask is not None or call.seed is not None or met is not None,
+            heavy=extra or met is not None or (call.key_places is not None and max(block, value_block) > 64),
+            heaviest=extra and met is not None,
         )
 
 
@@ -108,7 +116,7 @@ def with_means(x: Tensor, means: list[Tensor]) -> Tensor:
     batch, heads, length, dim = x.shape
     rows = x.new_empty((batch, heads, length + start.shape[-1], dim))
     rows[:, :, :length] = x
-    grid = (-(-start.shape[-1] // ROWS), batch * heads)
+    grid = (-(-start.shape[-1] // ROWS) * batch * heads,)
     sizes = (start.shape[-1], length, rows.shape[2])
     shape = {"DIM": dim, "BLOCK": padded(dim), "ROWS": ROWS, "SPLIT": 1, "MEAN": True}
     launch(sum_lists, grid, rows, rows.shape[2], order, order.shape[-1], start, stop, rows, *sizes, **shape)
@@ -121,7 +129,7 @@ def cleaned(x: Tensor) -> tuple[Tensor, Tensor]:
     copy = x.new_empty(x.shape)
     wild = x.new_empty((batch, heads, rows), dtype=torch.float32)
     shape = {"DIM": dim, "BLOCK": padded(dim), "ROWS": ROWS}
-    launch(clean_rows, (-(-rows // ROWS), batch * heads), Rows.of(x), copy, wild, heads, rows, **shape)
+    launch(clean_rows, (-(-rows // ROWS) * batch * heads,), Rows.of(x), copy, wild, heads, rows, **shape)
     return copy, wild
 
 
@@ -142,12 +150,12 @@ def forward(given: Inputs) -> tuple[Tensor, Tensor, Tensor]:
     heads = out.shape[0] * out.shape[1]
     for each in prepared.rounds:
         pool = pooled_heads(each, call, once=given.once)
-        size = query_tile(prepared.width, each.slots * pool, **prepared.kind(each))
+        size = query_tile(prepared.width, prepared.rows(each.slots * pool), **prepared.kind(each))
         one = as_round(each)
         tiles = query_tiles(one, size.rows // pool, pool)
         launch(
             kernels.round_forward,
-            (tiles.number, heads // pool),
+            (tiles.number * (heads // pool),),
             *(q, k, v, wild, out, top, total, tiles, call, one, prepared.others, given.scale),
             **widths,
             **tile_constants(size.rows, size.keys, given.q.dtype),
@@ -156,7 +164,7 @@ def forward(given: Inputs) -> tuple[Tensor, Tensor, Tensor]:
             num_stages=size.stages,
         )
     self_keys = None if given.self_keys is None else given.self_keys.contiguous()
-    grid = (-(-call.query_rows // ROWS), heads)
+    grid = (-(-call.query_rows // ROWS) * heads,)
     tensors = (q, k, v, wild, out, top, total, alone, self_keys, call, given.scale)
     launch(kernels.finish, grid, *tensors, **widths, ROWS=ROWS)
     return out, top, alone

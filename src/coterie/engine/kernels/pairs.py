@@ -21,6 +21,15 @@ _DROPOUT = tl.constexpr(6)  # coterie.draws.Stream.DROPOUT
 
 
 @triton.jit
+def place_in_grid(count):
+    """Which of `count` blocks of a head a program takes, and of which head.
+
+    A grid has 2³¹ programs along its first axis and 65,535 along the others: there may be more heads of samples.
+    """
+    return tl.program_id(0) % count, tl.program_id(0) // count
+
+
+@triton.jit
 def gather(data, at, used, DIM: tl.constexpr, BLOCK: tl.constexpr):
     """Rows that begin `at` (N,) behind data, padded with zeros from DIM to BLOCK; zeros where not used."""
     column = tl.arange(0, BLOCK)

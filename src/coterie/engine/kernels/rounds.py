@@ -11,8 +11,8 @@ from torch import Tensor
 
 from coterie.engine.flat import Inputs
 from coterie.engine.kernels.arguments import Call, Met, Round, Tiles
-from coterie.engine.kernels.launching import launch
 from coterie.engine.kernels.rows import list_tiles
+from coterie.launching import launch
 
 _FAR = 2**33  # beyond every distance between two positions
 _SMALL = 32  # groups of at most so many queries are pooled over heads

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from coterie.engine.kernels.pairs import gather, head_of, scatter
+from coterie.engine.kernels.pairs import gather, head_of, place_in_grid, scatter
 
 
 @triton.jit
@@ -47,8 +47,9 @@ def sum_lists(
 
     SPLIT: so many parts of a source row lie side by side. The target's rows begin at `offset`.
     """
-    head = tl.program_id(1).to(tl.int64)
-    t = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    here, head = place_in_grid(tl.cdiv(targets, ROWS))
+    head = head.to(tl.int64)
+    t = here * ROWS + tl.arange(0, ROWS)
     used = t < targets
     begin = tl.load(first + head * targets + t, mask=used, other=0)
     end = tl.load(last + head * targets + t, mask=used, other=0)
@@ -90,8 +91,9 @@ def spread_means(
 
     Row t sits in the slots listed[first_t … first_t+1); a slot is in some of the segments[low … high) by their starts.
     """
-    head = tl.program_id(1).to(tl.int64)
-    t = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    here, head = place_in_grid(tl.cdiv(rows, ROWS))
+    head = head.to(tl.int64)
+    t = here * ROWS + tl.arange(0, ROWS)
     used = t < rows
     begin = tl.load(first + head * (rows + 1) + t, mask=used, other=0)
     end = tl.load(first + head * (rows + 1) + t + 1, mask=used, other=0)
@@ -125,8 +127,9 @@ def clean_rows(
     ROWS: tl.constexpr,
 ):
     """A copy with zeros for inf and NaN, and NaN in `wild` for each row that had any, otherwise 0."""
-    head = tl.program_id(1).to(tl.int64)
-    t = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    here, head = place_in_grid(tl.cdiv(rows, ROWS))
+    head = head.to(tl.int64)
+    t = here * ROWS + tl.arange(0, ROWS)
     used = t < rows
     values = gather(head_of(x, head // heads, head % heads), t.to(tl.int64) * x.row, used, DIM, BLOCK).to(tl.float32)
     fine = tl.abs(values) < float("inf")

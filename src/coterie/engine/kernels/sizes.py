@@ -47,7 +47,7 @@ def _single(width: int, size: int, heavy: bool) -> Size:
 def query_tile(width: int, size: int, *, narrow: bool, heavy: bool) -> Size:
     """For forward. `width`: the wider of keys and values, padded; `narrow`: numbers of 16 bits.
 
-    `heavy`: each pair needs registers of its own, for a mask, dropout, a count or how often it meets.
+    `heavy`: each pair needs registers of its own, for a mask, dropout, a count, keys to skip or how often it meets.
 
     >>> query_tile(64, 200, narrow=True, heavy=False), query_tile(64, 200, narrow=True, heavy=True)
     (Size(rows=64, keys=32, warps=4, stages=2), Size(rows=32, keys=32, warps=4, stages=2))

@@ -81,6 +81,7 @@ def best_keys(
     heads,
     share,
     groups,
+    chunks,
     tiles,
     width,
     levels,
@@ -98,13 +99,12 @@ def best_keys(
     with, `ranges` of them. One that is at `first` (B·H, C, width) in an order (B·Hk, slots) of keys comes at `starts`
     among the `totals` keys of a tile.
     """
-    head, tile = tl.program_id(1).to(tl.int64), tl.program_id(0)
-    chunk = head * (tl.num_programs(0) // tiles) + tile // tiles
+    tile, chunk = tl.program_id(0) % tiles, (tl.program_id(0) // tiles).to(tl.int64)
+    head, entry = chunk // chunks, chunk * tiles + tile
     key_head = head // heads * (heads // share) + head % heads // share
-    group = tile % tiles * ROWS + tl.arange(0, ROWS)
+    group = tile * ROWS + tl.arange(0, ROWS)
     used, row = group < groups, chunk * groups + group
     mine = tl.load(queries + row[None, :] * BLOCK + tl.arange(0, BLOCK)[:, None], mask=used[None, :], other=0)
-    entry = head * tl.num_programs(0) + tile
     total = tl.load(totals + entry)
     called = (
         keys + key_head * num_keys * BLOCK, scale + key_head * num_keys, order + key_head * slots,

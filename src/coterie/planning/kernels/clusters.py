@@ -52,12 +52,12 @@ def nearest(
     x is (B·heads, N, D), an order (B·heads, M) of its rows, of which a tile takes some that belong to one part.
     Labels go to where the rows are in the order.
     """
-    head = tl.program_id(1).to(tl.int64)
+    tile, head = tl.program_id(0) % tiles, (tl.program_id(0) // tiles).to(tl.int64)
     sample = head // heads
-    part = tl.load(tile_part + sample * tiles + tl.program_id(0))
+    part = tl.load(tile_part + sample * tiles + tile)
     if part < 0:
         return
-    slots = tl.load(tile_slot + sample * tiles + tl.program_id(0)) + tl.arange(0, ROWS)
+    slots = tl.load(tile_slot + sample * tiles + tile) + tl.arange(0, ROWS)
     used = slots < tl.load(stop + sample * parts + part)
     values = listed_rows(x + head * x_head, x_row, order + head * order_head, slots, used, DIM, BLOCK)
     column = tl.arange(0, BLOCK)
@@ -96,8 +96,9 @@ def member_sums(
     ROWS: tl.constexpr,
 ):
     """The sum of the rows of each cluster, float64: those in the slots members[first_c … first_c+1) of the order."""
-    head = tl.program_id(1).to(tl.int64)
-    cluster = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    blocks = tl.cdiv(clusters, ROWS)
+    head = (tl.program_id(0) // blocks).to(tl.int64)
+    cluster = tl.program_id(0) % blocks * ROWS + tl.arange(0, ROWS)
     used = cluster < clusters
     begin = tl.load(first + head * (clusters + 1) + cluster, mask=used, other=0)
     end = tl.load(first + head * (clusters + 1) + cluster + 1, mask=used, other=0)
@@ -159,10 +160,10 @@ def cluster_parts(
     Centroids are trained on the slots of one order, and label those of another. Nobody but this program reads or
     writes the ones of its part; held in registers, they would spill.
     """
-    head = tl.program_id(1).to(tl.int64)
-    entry = head // heads * parts + tl.program_id(0)
+    part, head = tl.program_id(0) % parts, (tl.program_id(0) // parts).to(tl.int64)
+    entry = head // heads * parts + part
     mine, column = tl.arange(0, CENTROIDS), tl.arange(0, BLOCK)
-    place = centroids + ((head * parts + tl.program_id(0)) * clusters + mine)[:, None] * DIM + column[None, :]
+    place = centroids + ((head * parts + part) * clusters + mine)[:, None] * DIM + column[None, :]
     inside = (mine < clusters)[:, None] & (column < DIM)[None, :]
     there = mine < tl.load(counts + entry)
     x_rows = x + head * x_head
