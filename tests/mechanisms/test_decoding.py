@@ -114,7 +114,8 @@ def node(finished: Finished, at: Step, k: Tensor, v: Tensor, level: int, block: 
     sums = [torch.zeros(x.shape[1], dtype=torch.float64) for x in (k, v)]
     for each in inside:
         sums = [sums[0] + len(each.keys) * each.mean_key, sums[1] + len(each.keys) * each.mean_value]
-    return Node(keys, *(kept(x / len(keys)) if keys else x for x in sums), inside)
+    mean_key, mean_value = (kept(x / len(keys)) if keys else x for x in sums)
+    return Node(keys, mean_key, mean_value, inside)
 
 
 def seen_by(chunks: int) -> list[tuple[int, int]]:
@@ -194,7 +195,8 @@ def finished_of(finished: Finished, b: int, g: int) -> Finished:
     assert finished.room is not None
     assert finished.merged is not None
     found = copy(finished)
-    found.room, found.merged = (type(x)(*(y[b, g] for y in x)) for x in (finished.room, finished.merged))
+    found.room = Room(*(x[b, g] for x in finished.room))
+    found.merged = Merged(*(x[b, g] for x in finished.merged))
     return found
 
 
