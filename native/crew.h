@@ -96,7 +96,7 @@ private:
     }
 
     static constexpr uint32_t kRoom = 1 << 16;  // of `gate_`: this for each who may still come, 1 for each who has
-    static constexpr int64_t kAwake = 50'000;  // nanoseconds that a helper looks for work before it sleeps
+    static constexpr int64_t kAwake = 300'000;  // nanoseconds that a helper looks for work before it sleeps
 
     bool join() {
         uint32_t gate = gate_.load();
