@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
 
@@ -191,18 +192,22 @@ def smollm(lengths: list[int], near: str, tokens: int, following: int, dtype: to
 
 def _prefilled(model: Any, ids: Tensor, kept: Path | None, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
     """Keys and values of a prompt in each layer; they are read from a file if they are kept there."""
-    path = None if kept is None else kept / f"{ids.shape[1]}.pt"
+    path = None if kept is None else kept / f"{ids.shape[1]}.safetensors"
+    layers = range(model.config.num_hidden_layers)
     if path is not None and path.exists():
-        saved = torch.load(path, weights_only=True)
+        saved = load_file(path)
         expect(torch.equal(saved["ids"], ids), "keep", f"a folder whose {path.name} is of this text", "another text")
-        return [(keys.to(dtype), values.to(dtype)) for keys, values in saved["filled"]]
+        return [(saved[f"keys.{i}"].to(dtype), saved[f"values.{i}"].to(dtype)) for i in layers]
     start = DynamicCache(config=model.config)
     for part in ids.split(1024, 1):
         model.model(input_ids=part, past_key_values=start)
     filled = [(layer.keys, layer.values) for layer in start.layers]
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save({"ids": ids, "filled": filled}, path)
+        named = {"ids": ids.contiguous()}
+        for i, (keys, values) in enumerate(filled):
+            named |= {f"keys.{i}": keys.contiguous(), f"values.{i}": values.contiguous()}
+        save_file(named, path)
     return filled
 
 

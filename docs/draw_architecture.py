@@ -60,6 +60,7 @@ LAYERS = [
         Box("tables.py", "tables as text and HTML"),
         Box("checks.py", "clear errors"),
         Box("files.py", "whole files"),
+        Box("launching.py", "on a GPU"),
         Box("machine.py", "the CPU"),
         Box("timing.py", "in turns"),
     ],

@@ -37,6 +37,7 @@ def told(page: Any, value: Any, **where: Any) -> str:
 def opened(browser: Any, path: Path, width: int = 1100, scheme: str = "light") -> Iterator[Any]:
     """The page at a path; whatever its console said is an error in the end."""
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True)
+    context.set_default_timeout(120_000)  # milliseconds, as the machine may be busy
     found, complaints = context.new_page(), []
 
     def refuse(dialog: Any) -> None:
